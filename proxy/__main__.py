@@ -1,0 +1,5 @@
+"""``python -m proxy`` is ``sluicegate``."""
+
+from proxy.cli import main
+
+main()
