@@ -1,0 +1,117 @@
+"""The admission script in Python: all limits of a request are charged or none, and each settle is applied once.
+
+This is the specification and the oracle of ``lua/*.lua``; both must give the same reply to every call. It owns no state and
+no clock: the memory store hands in both. Costs, and which limits a request touches, are the limiter's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.limits import sliding_window, token_bucket
+from proxy.limits.model import Admission, Algorithm, BoundLimit, Correction, Demand, Level
+from proxy.limits.sliding_window import Window
+from proxy.limits.token_bucket import Bucket
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that a store keeps: the last time it saw, the limits' levels, and each worker's last applied settle."""
+
+    last_us: int = 0
+    buckets: dict[str, Bucket] = field(default_factory=dict)
+    windows: dict[str, Window] = field(default_factory=dict)
+    settled: dict[str, int] = field(default_factory=dict)
+
+
+def now(state: State, time_us: int) -> int:
+    """Store time: never runs backwards, whatever the server's clock does (a failover may step it)."""
+    state.last_us = max(time_us, state.last_us)
+    return state.last_us
+
+
+def level(state: State, bound: BoundLimit, now_us: int) -> Level:
+    """Where a limit stands now."""
+    limit = bound.limit
+    if limit.algorithm is Algorithm.TOKEN_BUCKET:
+        units = token_bucket.level_at(state.buckets.get(bound.key), limit.capacity, limit.rate.amount, bound.period_us, now_us)
+        reset = token_bucket.reset_us(units, limit.capacity, limit.rate.amount, bound.period_us)
+        return Level(token_bucket.remaining(units), reset)
+    window = state.windows.get(bound.key)
+    total = sliding_window.total_at(window, sliding_window.cell_at(now_us, bound.period_us))
+    return Level(limit.capacity - total, sliding_window.reset_us(window, bound.period_us, now_us))
+
+
+def wait_us(state: State, demand: Demand, now_us: int) -> int:
+    """Microseconds until this demand fits its limit: 0 now, -1 never."""
+    bound, limit = demand.bound, demand.bound.limit
+    if demand.cost > limit.capacity:
+        return -1
+    if limit.algorithm is Algorithm.TOKEN_BUCKET:
+        units = token_bucket.level_at(state.buckets.get(bound.key), limit.capacity, limit.rate.amount, bound.period_us, now_us)
+        return token_bucket.wait_us(units, demand.cost, limit.rate.amount, bound.period_us)
+    return sliding_window.wait_us(state.windows.get(bound.key), demand.cost, limit.capacity, bound.period_us, now_us)
+
+
+def admit(state: State, demands: Sequence[Demand], time_us: int) -> Admission:
+    """Charge every demand, or none. On refusal the reply names the demand that must wait longest, never (-1) before any."""
+    now_us = now(state, time_us)
+    refused, longest = -1, 0
+    for number, demand in enumerate(demands):
+        wait = wait_us(state, demand, now_us)
+        if wait < 0:
+            refused, longest = number, -1
+            break
+        if wait > longest:
+            refused, longest = number, wait
+    cells = tuple(_charge(state, demand, now_us) for demand in demands) if refused < 0 else ()
+    levels = tuple(level(state, demand.bound, now_us) for demand in demands)
+    return Admission(refused < 0, now_us, refused, longest, levels, cells)
+
+
+def _charge(state: State, demand: Demand, now_us: int) -> int:
+    bound, limit = demand.bound, demand.bound.limit
+    if limit.algorithm is Algorithm.TOKEN_BUCKET:
+        units = token_bucket.level_at(state.buckets.get(bound.key), limit.capacity, limit.rate.amount, bound.period_us, now_us)
+        state.buckets[bound.key] = Bucket(units - demand.cost, now_us)
+        return 0
+    cell = sliding_window.cell_at(now_us, bound.period_us)
+    window = state.windows.setdefault(bound.key, Window())
+    sliding_window.roll(window, cell)
+    window.cells[cell % sliding_window.CELLS] += demand.cost
+    window.total += demand.cost
+    window.newest = cell
+    return cell
+
+
+def settle(state: State, worker: str, sequence: int, corrections: Sequence[Correction], time_us: int) -> int:
+    """Apply a worker's settle number ``sequence`` unless it was applied before; returns the last number applied.
+
+    A worker sends one settle at a time and repeats it until acknowledged, so a gap means that the store lost its memory:
+    then the settle applies. It never refuses: debt is carried until it is refilled.
+    """
+    now_us = now(state, time_us)
+    if sequence <= state.settled.get(worker, 0):
+        return state.settled[worker]
+    for correction in corrections:
+        _correct(state, correction, now_us)
+    state.settled[worker] = sequence
+    return sequence
+
+
+def _correct(state: State, correction: Correction, now_us: int) -> None:
+    bound, limit = correction.bound, correction.bound.limit
+    if limit.algorithm is Algorithm.TOKEN_BUCKET:
+        units = token_bucket.level_at(state.buckets.get(bound.key), limit.capacity, limit.rate.amount, bound.period_us, now_us)
+        state.buckets[bound.key] = Bucket(min(float(limit.capacity), units - correction.delta), now_us)
+        return
+    cell = sliding_window.cell_at(now_us, bound.period_us)
+    window = state.windows.setdefault(bound.key, Window())
+    sliding_window.correct(window, correction.cell, correction.delta, cell)
+
+
+def peek(state: State, bounds: Sequence[BoundLimit], time_us: int) -> tuple[Level, ...]:
+    """Where limits stand, changing nothing."""
+    now_us = max(time_us, state.last_us)
+    return tuple(level(state, bound, now_us) for bound in bounds)

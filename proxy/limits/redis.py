@@ -1,0 +1,215 @@
+"""The shared store: Redis >= 6.2 or Valkey, one EVALSHA per decision, decisions of one event-loop turn in one pipeline.
+
+What the scripts decide stands in ``lua/``; this moves arguments and replies, reloads scripts that the server forgot, and
+bounds every wait. It never repeats an admission whose outcome is unclear: that could charge twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, cast
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from proxy.errors import StartupError, StoreUnavailable
+from proxy.limits.model import Admission, Algorithm, BoundLimit, Correction, Demand, Level
+from proxy.logs import logger
+
+ANSWER_WITHIN_S = 1.0  # for one pipeline, connecting included; past it the store counts as unavailable
+OLDEST_SERVER = (6, 2)
+
+_CLOCK_KEY = "sg:{d:0}:clock"
+_SETTLED_KEY = "sg:{d:0}:settled:"
+_MOST_PER_PIPELINE = 64  # a longer one would hold the server for everybody else
+_MOST_CONNECTIONS = 16
+_PEEK_AT_ONCE = 100  # limits read by one script call
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script with what it shares with the others prepended; ``sha`` is its name in the server's cache."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, name: str) -> Script:
+        """Read ``lua/<name>.lua`` from the package."""
+        folder = resources.files("proxy.limits") / "lua"
+        text = (folder / "limits.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+ADMIT, SETTLE, PEEK = Script.load("admit"), Script.load("settle"), Script.load("peek")
+
+Argument = str | int
+
+
+@dataclass(slots=True)
+class _Call:
+    script: Script
+    keys: list[str]
+    arguments: list[Argument]
+    reply: asyncio.Future[list[int] | int]
+
+
+class RedisStore:
+    """``fake_time_us`` is for tests: it replaces the server's clock in every script."""
+
+    def __init__(self, url: str) -> None:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=_MOST_CONNECTIONS,
+            timeout=ANSWER_WITHIN_S,
+            socket_timeout=ANSWER_WITHIN_S,
+            socket_connect_timeout=ANSWER_WITHIN_S,
+            retry=Retry(NoBackoff(), 0),  # an admission that may have been charged is not sent again
+        )
+        self._redis = Redis.from_pool(pool)
+        self._waiting: list[_Call] = []
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._log = logger("store")
+        self.fake_time_us: int | None = None
+
+    async def admit(self, demands: Sequence[Demand]) -> Admission:
+        """See ``store.Store``."""
+        keys = [demand.bound.key for demand in demands]
+        arguments: list[Argument] = []
+        for demand in demands:
+            arguments += (*_describe(demand.bound), demand.cost)
+        reply = cast("list[int]", await self._call(ADMIT, [_CLOCK_KEY, *keys], [self._time(), *arguments]))
+        granted, now_us, refused, wait_us, *levels = reply
+        return Admission(
+            granted=bool(granted),
+            now_us=now_us,
+            refused=refused,
+            wait_us=wait_us,
+            levels=tuple(Level(levels[i], levels[i + 1]) for i in range(0, len(levels), 3)),
+            cells=tuple(levels[2::3]) if granted else (),
+        )
+
+    async def settle(self, worker: str, sequence: int, corrections: Sequence[Correction]) -> int:
+        """See ``store.Store``."""
+        keys = [correction.bound.key for correction in corrections]
+        arguments: list[Argument] = []
+        for correction in corrections:
+            arguments += (*_describe(correction.bound), correction.cell, correction.delta)
+        reply = await self._call(SETTLE, [_CLOCK_KEY, _SETTLED_KEY + worker, *keys], [self._time(), sequence, *arguments])
+        return cast("int", reply)
+
+    async def peek(self, bounds: Sequence[BoundLimit]) -> tuple[Level, ...]:
+        """See ``store.Store``."""
+        parts = [bounds[i : i + _PEEK_AT_ONCE] for i in range(0, len(bounds), _PEEK_AT_ONCE)]
+        replies = await asyncio.gather(*(self._peek_part(part) for part in parts))
+        return tuple(level for levels in replies for level in levels)
+
+    async def _peek_part(self, bounds: Sequence[BoundLimit]) -> list[Level]:
+        arguments: list[Argument] = [self._time()]
+        for bound in bounds:
+            arguments += _describe(bound)
+        reply = cast("list[int]", await self._call(PEEK, [_CLOCK_KEY, *(bound.key for bound in bounds)], arguments))
+        return [Level(reply[i], reply[i + 1]) for i in range(0, len(reply), 2)]
+
+    async def ping(self) -> None:
+        """See ``store.Store``."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await self._redis.ping()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def check_server(self) -> None:
+        """Refuse a server that can't hold limits: older than 6.2, or one that evicts keys. Raises StartupError."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                info = await self._redis.info()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
+        version = str(info.get("valkey_version") or info.get("redis_version", "0"))
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_SERVER:
+            raise StartupError(f"store.url: the server is version {version}; Redis 6.2 or Valkey 7.2 and newer are supported")
+        policy = str(info.get("maxmemory_policy", "noeviction"))
+        if policy != "noeviction":
+            raise StartupError(
+                f"store.url: the server's maxmemory-policy is {policy}, which would forget limits; set it to noeviction"
+            )
+
+    async def close(self) -> None:
+        """See ``store.Store``."""
+        await asyncio.gather(*self._flushes, return_exceptions=True)
+        await self._redis.aclose()
+
+    # one pipeline per event-loop turn -----------------------------------------------------------------------------------
+
+    def _time(self) -> Argument:
+        return "" if self.fake_time_us is None else self.fake_time_us
+
+    async def _call(self, script: Script, keys: list[str], arguments: list[Argument]) -> list[int] | int:
+        loop = asyncio.get_running_loop()
+        call = _Call(script, keys, arguments, loop.create_future())
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._start_flush)
+        return await call.reply
+
+    def _start_flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for i in range(0, len(waiting), _MOST_PER_PIPELINE):
+            task = asyncio.create_task(self._flush(waiting[i : i + _MOST_PER_PIPELINE]))
+            self._flushes.add(task)
+            task.add_done_callback(self._flushes.discard)
+
+    async def _flush(self, calls: list[_Call]) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                forgotten = _hand_out(calls, await self._execute(calls))
+                if forgotten:
+                    # None of these ran, so sending them again charges nothing twice.
+                    for script in {call.script.sha: call.script for call in forgotten}.values():
+                        await self._redis.script_load(script.text)
+                    _hand_out(forgotten, await self._execute(forgotten), is_last=True)
+        except (RedisError, OSError, TimeoutError) as error:
+            self._log.warning("store_call_failed", error=type(error).__name__, calls=len(calls))
+            for call in calls:
+                if not call.reply.done():
+                    call.reply.set_exception(_unavailable(error))
+
+    async def _execute(self, calls: list[_Call]) -> list[Any]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for call in calls:
+            pipeline.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
+        return await pipeline.execute(raise_on_error=False)
+
+
+def _hand_out(calls: list[_Call], replies: list[Any], *, is_last: bool = False) -> list[_Call]:
+    """Give each waiter its own reply or error. Returns the calls whose script the server does not know (none if last)."""
+    forgotten = []
+    for call, reply in zip(calls, replies, strict=True):
+        if call.reply.done():  # the waiter was cancelled
+            continue
+        if isinstance(reply, NoScriptError) and not is_last:
+            forgotten.append(call)
+        elif isinstance(reply, Exception):
+            call.reply.set_exception(_unavailable(reply))
+        else:
+            call.reply.set_result(reply)
+    return forgotten
+
+
+def _describe(bound: BoundLimit) -> tuple[Argument, Argument, Argument, Argument]:
+    limit = bound.limit
+    kind = "b" if limit.algorithm is Algorithm.TOKEN_BUCKET else "w"
+    return kind, limit.capacity, limit.rate.amount, bound.period_us
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    unavailable = StoreUnavailable("The gateway's limit store does not answer. Please try again.", retry_after=1.0)
+    unavailable.__cause__ = error
+    return unavailable
