@@ -1,0 +1,120 @@
+"""How many tokens a request will probably use, from the members of its JSON body: never a tokenizer, never an exception.
+
+Decides numbers only; what they cost a limit is ``limits/limiter.py``'s affair. Text counts as UTF-8 bytes / 4, which for
+English is close and for most other scripts too high: settling corrects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+BYTES_PER_TOKEN = 4
+DEFAULT_COMPLETION_TOKENS = 256
+LEGACY_COMPLETION_TOKENS = 16  # OpenAI's documented default of /completions
+IMAGE_TOKENS = 765  # one 1024 x 1024 image in high detail
+LOW_DETAIL_IMAGE_TOKENS = 85
+AUDIO_TOKENS = 500  # half a minute or so
+FILE_TOKENS = 1000
+MOST_TOKENS = 10**13  # more than any limit's capacity, and exact in a double
+
+_TEXT_MEMBERS = ("messages", "prompt", "input", "instructions", "tools", "functions", "response_format", "text")
+_COMPLETION_MEMBERS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_PART_TOKENS = {
+    "image_url": IMAGE_TOKENS,
+    "input_image": IMAGE_TOKENS,
+    "input_audio": AUDIO_TOKENS,
+    "file": FILE_TOKENS,
+    "input_file": FILE_TOKENS,
+}
+WITHOUT_COMPLETION = frozenset({"/embeddings", "/moderations", "/responses/input_tokens"})
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens expected. ``is_completion_stated``: the client itself bounded the completion.
+
+    ``is_guess_of_size``: the text could not be read, so the bytes of the members were taken instead.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    is_completion_stated: bool
+    is_guess_of_size: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+NOTHING = Estimate(0, 0, is_completion_stated=True)
+
+
+def estimate(endpoint: str, members: Mapping[str, msgspec.Raw]) -> Estimate:
+    """Estimate a request to ``endpoint`` (path below /v1) from the raw members of its body."""
+    prompt_tokens, is_guess = _prompt_tokens(members)
+    if endpoint in WITHOUT_COMPLETION:
+        return Estimate(prompt_tokens, 0, is_completion_stated=True, is_guess_of_size=is_guess)
+    bounds = [bound for name in _COMPLETION_MEMBERS if (bound := _positive(members.get(name))) is not None]
+    each = bounds[0] if bounds else LEGACY_COMPLETION_TOKENS if endpoint == "/completions" else DEFAULT_COMPLETION_TOKENS
+    choices = max(_positive(members.get("n")) or 1, _positive(members.get("best_of")) or 1)
+    return Estimate(prompt_tokens, min(each * choices, MOST_TOKENS), is_completion_stated=bool(bounds), is_guess_of_size=is_guess)
+
+
+def _prompt_tokens(members: Mapping[str, msgspec.Raw]) -> tuple[int, bool]:
+    size_bytes, tokens, is_guess = 0, 0, False
+    for name in _TEXT_MEMBERS:
+        raw = members.get(name)
+        if raw is None:
+            continue
+        try:
+            text_bytes, part_tokens = _measure(msgspec.json.decode(raw))
+        except (msgspec.DecodeError, RecursionError):  # such as a lone surrogate, which the upstream may well accept
+            text_bytes, part_tokens, is_guess = len(bytes(raw)), 0, True
+        size_bytes += text_bytes
+        tokens += part_tokens
+    return max(1, -(-size_bytes // BYTES_PER_TOKEN) + tokens), is_guess
+
+
+def _measure(value: Any) -> tuple[int, int]:
+    """Bytes of text, and tokens that are known otherwise, in a message, a part, or any nesting of them."""
+    size_bytes, tokens = 0, 0
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, str):
+            size_bytes += len(current) if current.isascii() else len(current.encode())
+        elif isinstance(current, int | float):
+            tokens += not isinstance(current, bool)
+        elif isinstance(current, list):
+            pending += current
+        elif isinstance(current, dict):
+            kind = current.get("type")
+            flat = _PART_TOKENS.get(kind) if isinstance(kind, str) else None
+            if flat is not None:
+                tokens += LOW_DETAIL_IMAGE_TOKENS if flat is IMAGE_TOKENS and _is_low_detail(current) else flat
+            else:
+                pending += [part for name, part in current.items() if isinstance(part, str | list | dict) and name != "type"]
+    return size_bytes, tokens
+
+
+def _is_low_detail(part: dict[str, Any]) -> bool:
+    image = part.get("image_url")
+    return (image if isinstance(image, dict) else part).get("detail") == "low"
+
+
+def _positive(raw: msgspec.Raw | None) -> int | None:
+    """The member as a whole number above zero; None where it is absent or something else (the upstream will say so)."""
+    if raw is None:
+        return None
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+        return None
+    return int(min(value, MOST_TOKENS))
