@@ -1,0 +1,1 @@
+"""Upstreams: the servers behind the gateway, their keys, and which key serves the next call."""
