@@ -1,0 +1,229 @@
+"""The configuration: reads the file, checks how its parts relate, and gives the gateway frozen objects.
+
+Every problem becomes one line that names the file, the path in it and what was expected; no line shows a secret. Which
+options exist, and their types, is decided in ``config_schema.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import yaml
+from pydantic import SecretStr, ValidationError
+
+from proxy.config_schema import (
+    Context,
+    KeySchema,
+    LimitSchema,
+    Lookup,
+    RootSchema,
+    UpstreamSchema,
+    checked_secret,
+    describe,
+    path_of,
+    refuse_own_key,
+)
+from proxy.errors import ConfigError
+from proxy.limits.model import BoundLimit, Limit, bind
+from proxy.tenants import Tenant, TenantDirectory
+from proxy.upstreams.model import ModelRoute, Upstream, UpstreamKey
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Sockets, processes and bounds. ``drain_timeout`` is in seconds."""
+
+    host: str
+    port: int
+    control_port: int
+    workers: int
+    drain_timeout: float
+    max_body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """All that the file decides. ``store_url`` None: the embedded store; ``admin_token`` None: admin on loopback only."""
+
+    service: str
+    server: ServerConfig
+    store_url: SecretStr | None
+    admin_token: SecretStr | None
+    upstreams: dict[str, Upstream]
+    models: dict[str, ModelRoute]
+    tenants: TenantDirectory
+
+    @property
+    def bound_limits(self) -> list[tuple[Tenant, BoundLimit]]:
+        """Every limit of every tenant."""
+        return [(tenant, bound) for tenant in self.tenants for bound in tenant.limits]
+
+
+def load_config(path: Path, lookup: Lookup) -> GatewayConfig:
+    """Read and check a YAML or JSON file; ``lookup`` gives environment variables. Raises ConfigError with every problem."""
+    document = _read(path)
+    context = Context(lookup, path.parent)
+    try:
+        root = RootSchema.model_validate(document, context=context)
+    except ValidationError as error:
+        raise ConfigError([f"{path}: {describe(problem)}" for problem in error.errors(include_input=False)]) from None
+    problems = list(_unrelated(root))
+    upstreams = {}
+    for name, schema in root.upstreams.items():
+        upstreams[name] = _upstream(name, schema, path.parent, problems)
+    if problems:
+        raise ConfigError([f"{path}: {problem}" for problem in problems])
+    return _assemble(root, upstreams)
+
+
+# reading -----------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f'"{key.value}" stands here twice', problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f'"{repeated.pop()}" stands twice in one object')
+    return dict(pairs)
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: there is no such file; expected a YAML or JSON configuration"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError([f"{path}: can't be read: {reason}; expected a YAML or JSON configuration"]) from None
+    try:
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=_once)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError([f"{path}: {place}{error.problem or 'expected YAML'}"]) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError([f"{path}: {first_line}; expected YAML or JSON"]) from None
+
+
+# relations between options ---------------------------------------------------------------------------------------------
+
+
+def _unrelated(root: RootSchema) -> Iterator[str]:
+    """A line for each name that refers to nothing, and for each one that stands twice."""
+    for name, model in root.models.items():
+        if model.upstream not in root.upstreams:
+            known = ", ".join(root.upstreams)
+            yield f"{path_of(('models', name, 'upstream'))}: there is no upstream {model.upstream}; expected one of {known}"
+    for name, upstream in root.upstreams.items():
+        yield from _repeated(("upstreams", name, "keys"), [key.id for key in upstream.keys], "id")
+    owners: dict[str, str] = {}
+    for name, tenant in root.tenants.items():
+        at = ("tenants", name)
+        if not name or len(name) > 200 or not name.isprintable():
+            yield f"{path_of(at)}: expected a tenant id of 1 to 200 printable characters"
+        yield from _repeated((*at, "limits"), [limit.name for limit in tenant.limits], "name")
+        yield from _unmatched((*at, "models"), tenant.models, root)
+        for number, limit in enumerate(tenant.limits):
+            yield from _unmatched((*at, "limits", number, "models"), limit.models, root)
+        for number, key_hash in enumerate(tenant.keys):
+            here = path_of((*at, "keys", number))
+            if key_hash in owners:
+                yield f"{here}: the same key stands at {owners[key_hash]}; expected each key once"
+            owners[key_hash] = here
+
+
+def _repeated(at: tuple[str | int, ...], names: list[str], field: str) -> Iterator[str]:
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield f"{path_of((*at, number, field))}: {name} is used twice; expected each {field} once"
+
+
+def _unmatched(at: tuple[str | int, ...], patterns: list[str] | None, root: RootSchema) -> Iterator[str]:
+    for number, pattern in enumerate(patterns or ()):
+        if not any(fnmatchcase(model, pattern) for model in root.models):
+            known = ", ".join(root.models)
+            yield f"{path_of((*at, number))}: {pattern} matches none of the configured models; expected one of {known}"
+
+
+# assembling --------------------------------------------------------------------------------------------------------------
+
+
+def _upstream(name: str, schema: UpstreamSchema, folder: Path, problems: list[str]) -> Upstream:
+    keys = []
+    for number, key in enumerate(schema.keys):
+        try:
+            keys.append(UpstreamKey(key.id, key.secret or _secret_from_file(key, folder), key.weight))
+        except ValueError as error:
+            problems.append(f"{path_of(('upstreams', name, 'keys', number, 'secret_file'))}: {error}")
+    url = urlsplit(schema.base_url)
+    return Upstream(name, urlunsplit((url.scheme, url.netloc, url.path.rstrip("/"), "", "")), url.query, tuple(keys))
+
+
+def _secret_from_file(key: KeySchema, folder: Path) -> SecretStr:
+    path = folder / str(key.secret_file)
+    try:
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError(f"{path} can't be read; expected a file that holds the key") from None
+    secret = checked_secret(text, source=str(path))
+    refuse_own_key(secret)
+    return secret
+
+
+def _assemble(root: RootSchema, upstreams: dict[str, Upstream]) -> GatewayConfig:
+    server = root.server
+    return GatewayConfig(
+        service=root.service,
+        server=ServerConfig(
+            host=server.host,
+            port=server.port,
+            control_port=server.control_port,
+            workers=server.workers,
+            drain_timeout=server.drain_timeout,
+            max_body_bytes=server.max_body,
+        ),
+        store_url=SecretStr(root.store.url) if root.store.url else None,
+        admin_token=root.admin.token,
+        upstreams=upstreams,
+        models={name: ModelRoute(name, model.upstream, model.upstream_model or name) for name, model in root.models.items()},
+        tenants=TenantDirectory(
+            Tenant(
+                id=name,
+                key_hashes=tuple(tenant.keys),
+                models=tuple(tenant.models) if tenant.models else None,
+                limits=tuple(bind(f"tenant:{name}", _limit(limit)) for limit in tenant.limits),
+            )
+            for name, tenant in root.tenants.items()
+        ),
+    )
+
+
+def _limit(schema: LimitSchema) -> Limit:
+    return Limit(
+        name=schema.name,
+        unit=schema.unit,
+        rate=schema.rate,
+        algorithm=schema.chosen_algorithm,
+        burst=schema.burst,
+        models=tuple(schema.models) if schema.models else None,
+    )
