@@ -1,0 +1,1 @@
+"""Forwarding: bytes to the upstream and back, unchanged but for what the gateway must change."""
