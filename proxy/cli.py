@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from proxy.config import GatewayConfig, load_config
 from proxy.data_dir import TENANT_KEY_VARIABLE, DataDir, new_tenant_key
 from proxy.errors import StartupError
 from proxy.logs import configure
-from proxy.settings import Settings, read_settings
+from proxy.settings import Settings, checked_secret, read_settings
 from proxy.tenants import hash_key
 
 app = typer.Typer(
@@ -114,9 +115,7 @@ def simulate(
 def check_config(file: Annotated[Path, typer.Argument(help="YAML or JSON configuration.")]) -> None:
     """Check a configuration file: exit code 0 when it is usable, else 2 and a line per problem."""
     settings = read_settings()
-    clock = Clock()
-    key = (_tenant_key_variable() or _kept_tenant_key(settings)) or new_tenant_key(clock)
-    config = load_config(file, _lookup(lambda: key))
+    config = load_config(file, _lookup(cache(lambda: _kept_tenant_key(settings) or new_tenant_key(Clock()))))
     limits = len(config.bound_limits)
     keys = sum(len(upstream.keys) for upstream in config.upstreams.values())
     print(
@@ -128,10 +127,14 @@ def check_config(file: Annotated[Path, typer.Argument(help="YAML or JSON configu
 @app.command("hash-key")
 def hash_key_command() -> None:
     """Read a tenant key from standard input and print the hash that goes into the configuration."""
-    key = (getpass.getpass("Key: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    is_typed = sys.stdin.isatty()
+    key = (getpass.getpass("Key: ") if is_typed else sys.stdin.buffer.readline().decode("utf-8", "surrogateescape")).strip()
     if not key:
         raise StartupError("Expected a key on standard input, got nothing.")
-    print(f"sha256:{hash_key(key)}")
+    try:
+        print(f"sha256:{hash_key(checked_secret(key, source='the key').get_secret_value())}")
+    except ValueError as error:
+        raise StartupError(str(error)) from None
 
 
 # serving -----------------------------------------------------------------------------------------------------------------
@@ -223,10 +226,6 @@ def _lookup(own_key: Callable[[], str]) -> Callable[[str], str | None]:
         return value
 
     return look
-
-
-def _tenant_key_variable() -> str | None:
-    return os.environ.get(TENANT_KEY_VARIABLE)
 
 
 def _kept_tenant_key(settings: Settings) -> str | None:

@@ -7,9 +7,10 @@ options exist, and their types, is decided in ``config_schema.py``.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -24,13 +25,14 @@ from proxy.config_schema import (
     Lookup,
     RootSchema,
     UpstreamSchema,
-    checked_secret,
     describe,
     path_of,
     refuse_own_key,
 )
 from proxy.errors import ConfigError
 from proxy.limits.model import BoundLimit, Limit, bind
+from proxy.logs import mask
+from proxy.settings import checked_secret
 from proxy.tenants import Tenant, TenantDirectory
 from proxy.upstreams.model import ModelRoute, Upstream, UpstreamKey
 
@@ -72,41 +74,74 @@ def load_config(path: Path, lookup: Lookup) -> GatewayConfig:
     try:
         root = RootSchema.model_validate(document, context=context)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {describe(problem)}" for problem in error.errors(include_input=False)]) from None
+        raise _refusal(path, [describe(problem) for problem in error.errors(include_input=False)]) from None
     problems = list(_unrelated(root))
     upstreams = {}
     for name, schema in root.upstreams.items():
         upstreams[name] = _upstream(name, schema, path.parent, problems)
     if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
+        raise _refusal(path, problems)
     return _assemble(root, upstreams)
+
+
+def _refusal(path: Path, problems: list[str]) -> ConfigError:
+    """One line per problem. No line shows a value, but it may show a name in whose place a key was pasted: hence the mask."""
+    return ConfigError([f"{path}: {mask(problem)}" for problem in problems])
 
 
 # reading -----------------------------------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice: the second would silently win."""
+_NAME_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+_MAX_ENTRIES = 500_000  # some ten thousand tenants
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that refuses a name given twice (the second would silently win), other names than text, and alias bombs."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
+            if key.tag not in _NAME_TAGS:
+                raise yaml.MarkedYAMLError(problem="expected a name in quotes", problem_mark=key.start_mark)
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f'"{key.value}" stands here twice', problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{path_of((key.value,))} stands here twice", problem_mark=key.start_mark)
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _written_out(node, {})
+        return node
+
+
+def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many entries ``node`` has with every alias written out."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MAX_ENTRIES + 1  # what an alias of a node inside that node finds
+        children = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        size = 0 if isinstance(node, yaml.ScalarNode) else sum(_written_out(child, sizes) for child in children)
+        if size >= _MAX_ENTRIES:
+            problem = f"expected at most {_MAX_ENTRIES:,} entries with every alias (*) written out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        sizes[id(node)] = size + 1
+    return sizes[id(node)]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f'"{repeated.pop()}" stands twice in one object')
-    return dict(pairs)
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"{path_of((name,))} stands twice in one object")
+        members[name] = value
+    return members
 
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError([f"{path}: there is no such file; expected a YAML or JSON configuration"]) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -119,28 +154,31 @@ def _read(path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError([f"{path}: {place}{error.problem or 'expected YAML'}"]) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = ", ".join(filter(None, (error.context, error.problem))) or "expected YAML"
+        raise _refusal(path, [place + reason]) from None
+    except RecursionError:
+        raise _refusal(path, ["is nested too deeply; expected YAML or JSON"]) from None
+    except (yaml.YAMLError, ValueError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError([f"{path}: {first_line}; expected YAML or JSON"]) from None
+        raise _refusal(path, [f"{first_line}; expected YAML or JSON"]) from None
 
 
 # relations between options ---------------------------------------------------------------------------------------------
 
 
 def _unrelated(root: RootSchema) -> Iterator[str]:
-    """A line for each name that refers to nothing, and for each one that stands twice."""
+    """A line for each name that is none, that refers to nothing, or that stands twice."""
+    for section, names in (("upstreams", root.upstreams), ("models", root.models), ("tenants", root.tenants)):
+        yield from _unusable(section, names)
     for name, model in root.models.items():
         if model.upstream not in root.upstreams:
             known = ", ".join(root.upstreams)
-            yield f"{path_of(('models', name, 'upstream'))}: there is no upstream {model.upstream}; expected one of {known}"
+            yield f"{path_of(('models', name, 'upstream'))}: there is no such upstream; expected one of {known}"
     for name, upstream in root.upstreams.items():
         yield from _repeated(("upstreams", name, "keys"), [key.id for key in upstream.keys], "id")
     owners: dict[str, str] = {}
     for name, tenant in root.tenants.items():
         at = ("tenants", name)
-        if not name or len(name) > 200 or not name.isprintable():
-            yield f"{path_of(at)}: expected a tenant id of 1 to 200 printable characters"
         yield from _repeated((*at, "limits"), [limit.name for limit in tenant.limits], "name")
         yield from _unmatched((*at, "models"), tenant.models, root)
         for number, limit in enumerate(tenant.limits):
@@ -152,17 +190,24 @@ def _unrelated(root: RootSchema) -> Iterator[str]:
             owners[key_hash] = here
 
 
+def _unusable(section: str, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        if not name or len(name) > 200 or not name.isprintable():
+            yield f"{path_of((section, name))}: expected a name of 1 to 200 printable characters"
+
+
 def _repeated(at: tuple[str | int, ...], names: list[str], field: str) -> Iterator[str]:
     for number, name in enumerate(names):
         if name in names[:number]:
-            yield f"{path_of((*at, number, field))}: {name} is used twice; expected each {field} once"
+            first = path_of((*at, names.index(name), field))
+            yield f"{path_of((*at, number, field))}: the same {field} stands at {first}; expected each {field} once"
 
 
 def _unmatched(at: tuple[str | int, ...], patterns: list[str] | None, root: RootSchema) -> Iterator[str]:
     for number, pattern in enumerate(patterns or ()):
         if not any(fnmatchcase(model, pattern) for model in root.models):
             known = ", ".join(root.models)
-            yield f"{path_of((*at, number))}: {pattern} matches none of the configured models; expected one of {known}"
+            yield f"{path_of((*at, number))}: matches none of the configured models; expected one of {known}"
 
 
 # assembling --------------------------------------------------------------------------------------------------------------
@@ -184,7 +229,7 @@ def _secret_from_file(key: KeySchema, folder: Path) -> SecretStr:
     try:
         text = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        raise ValueError(f"{path} can't be read; expected a file that holds the key") from None
+        raise ValueError("can't be read; expected the path of a file that holds the key") from None
     secret = checked_secret(text, source=str(path))
     refuse_own_key(secret)
     return secret

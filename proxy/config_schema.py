@@ -6,21 +6,25 @@ upstream exists, ids are unique) are checked in ``config.py``.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args, get_origin
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, model_validator
 
 from proxy.limits.model import MAX_AMOUNT, Algorithm, Rate, Unit
+from proxy.settings import checked_secret, checked_store_url
 from proxy.tenants import GENERATED_KEY_PREFIX, hash_key
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|hour|h)")
-_SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB|KB|MB|GB)")
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|min|m|hour|h)")
+_BASE_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?(\?[^#\s]*)?")
+_SIZE = re.compile(r"(\d{1,9})(B|KiB|MiB|GiB|KB|MB|GB)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _UNBUILT_UNITS = ("input_tokens", "output_tokens", "concurrency")
@@ -46,8 +50,32 @@ def _variable(name: str, info: ValidationInfo) -> str:
     return value
 
 
-def _expand(value: Any, info: ValidationInfo) -> Any:
-    return _VARIABLE.sub(lambda match: _variable(match[1], info), value) if isinstance(value, str) else value
+def _expand(value: Any, info: ValidationInfo) -> str:
+    return _VARIABLE.sub(lambda match: _variable(match[1], info), value) if isinstance(value, str) else ""
+
+
+def _base_url(value: Any, info: ValidationInfo) -> str:
+    text = _expand(value, info)
+    try:
+        url = urlsplit(text)
+        is_address = bool(_BASE_URL.fullmatch(text) and text.isprintable() and url.hostname and url.port != 0)
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError(
+            "expected http:// or https://, a host and a path, such as https://api.openai.com/v1 (no user, no fragment)"
+        )
+    return text
+
+
+def _store_url(value: Any, info: ValidationInfo) -> str:
+    return checked_store_url(_expand(value, info))
+
+
+def _without_variable(text: str) -> str:
+    if _VARIABLE.search(text):
+        raise ValueError("variables are not read here; expected the value itself")
+    return text
 
 
 def _secret(value: Any, info: ValidationInfo) -> SecretStr:
@@ -55,13 +83,6 @@ def _secret(value: Any, info: ValidationInfo) -> SecretStr:
     if match is None:
         raise ValueError("a literal secret is refused; expected a variable such as ${OPENAI_API_KEY}")
     return checked_secret(_variable(match[1], info), source=f"the environment variable {match[1]}")
-
-
-def checked_secret(text: str, *, source: str) -> SecretStr:
-    """A secret fit for a header. Raises ValueError, naming only where it came from."""
-    if not re.fullmatch(r"[\x21-\x7e]+", text):
-        raise ValueError(f"{source} holds characters that can't stand in a header; expected printable ASCII without spaces")
-    return SecretStr(text)
 
 
 def _upstream_secret(value: Any, info: ValidationInfo) -> SecretStr:
@@ -118,7 +139,7 @@ def _algorithm(value: Any) -> Algorithm:
     return Algorithm(value)
 
 
-Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$"), AfterValidator(_without_variable)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -144,7 +165,7 @@ class StoreSchema(Schema):
     """Where the limits' state lives."""
 
     not_built = frozenset({"on_outage"})
-    url: Annotated[str, BeforeValidator(_expand), Field(pattern=r"^(redis|rediss|unix)://.+")] | None = None
+    url: Annotated[str, BeforeValidator(_store_url)] | None = None
 
 
 class AdminSchema(Schema):
@@ -173,7 +194,7 @@ class UpstreamSchema(Schema):
     """A server that speaks OpenAI's API."""
 
     not_built = frozenset({"kind", "limits", "probe", "breaker", "retry", "profile", "timeouts"})
-    base_url: Annotated[str, BeforeValidator(_expand), Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?(\?[^#\s]*)?$")]
+    base_url: Annotated[str, BeforeValidator(_base_url)]
     keys: Annotated[list[KeySchema], Field(min_length=1)]
 
 
@@ -239,7 +260,7 @@ def describe(problem: Mapping[str, Any]) -> str:
     """One line for one of pydantic's errors: the path in the file, and what was expected. Never the value itself."""
     location: tuple[str | int, ...] = problem["loc"]
     if location and location[-1] == "[key]":
-        return f"{path_of(location[:-1])}: expected a name in quotes"
+        return f"{path_of(location[:-1])}: expected a name of printable characters"
     return f"{path_of(location)}: {_expected(problem, location)}"
 
 
@@ -252,7 +273,7 @@ def path_of(location: tuple[str | int, ...]) -> str:
         elif re.fullmatch(r"[\w\-]+", part):
             text += f".{part}"
         else:
-            text += f'["{part}"]'
+            text += f"[{json.dumps(part, ensure_ascii=not part.isprintable())}]"  # never more than one line
     return text.lstrip(".") or "the file"
 
 
@@ -269,14 +290,8 @@ def _expected(problem: Mapping[str, Any], location: tuple[str | int, ...]) -> st
     if kind in ("model_type", "dict_type", "model_attributes_type"):
         return "expected a mapping"
     if kind == "string_pattern_mismatch":
-        return _PATTERNS.get(str(location[-1]), "expected text without control characters")
-    return str(problem["msg"]).replace("Input should be", "expected")
-
-
-_PATTERNS = {
-    "url": "expected redis://, rediss:// or unix:// and an address",
-    "base_url": "expected http:// or https://, a host and a path, such as https://api.openai.com/v1 (no user, no fragment)",
-}
+        return "expected text without control characters"
+    return re.sub(r"^\w+ should (be|have) ", "expected ", str(problem["msg"]))
 
 
 def _unknown(location: tuple[str | int, ...]) -> str:

@@ -113,11 +113,15 @@ class DataDir:
         self._running_file.unlink(missing_ok=True)
 
     def tenant_key(self) -> str | None:
-        """The key that was generated at an earlier start."""
+        """The key that was generated at an earlier start. Raises StartupError where it can't be read."""
+        path = self.path / "tenant.key"
         try:
-            return (self.path / "tenant.key").read_text("ascii").strip() or None
+            return path.read_text("ascii").strip() or None
         except FileNotFoundError:
             return None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise StartupError(f"{path} can't be read: {reason}; set {TENANT_KEY_VARIABLE} or SLUICEGATE_DATA_DIR.") from None
 
     def make_tenant_key(self, clock: Clock) -> str:
         """The generated tenant key; made and kept (mode 0600) at the first call."""

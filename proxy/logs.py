@@ -6,14 +6,20 @@ No secret may be logged in the first place; as a last line of defence, whatever 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
 import structlog
 
-_KEY = re.compile(r"\b(sk|sg)-[A-Za-z0-9_\-]{6,}|(?i:bearer)\s+[^\s\"']+")
+_KEY = re.compile(r"(?:\b|(?<=\\[nrt]))(?:sk|sg)-[A-Za-z0-9_\-]{6,}|(?i:bearer)\s+[^\s\"']+")
+
+
+def mask(text: str) -> str:
+    """``text`` without what looks like a key."""
+    return _KEY.sub("[masked]", text)
 
 
 def logger(component: str) -> structlog.stdlib.BoundLogger:
@@ -64,6 +70,19 @@ def _render_exception(_logger: object, _method: str, event: MutableMapping[str, 
 
 def _mask(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in event.items():
-        if isinstance(value, str) and ("-" in value or " " in value):
-            event[name] = _KEY.sub("[masked]", value)
+        if not name.startswith("_"):  # structlog's own
+            event[name] = _masked(value)
     return event
+
+
+def _masked(value: Any) -> Any:
+    """``value`` in JSON's types, masked however deep a key lies in it."""
+    if isinstance(value, str):
+        return mask(value)
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        return {mask(str(name)): _masked(member) for name, member in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_masked(member) for member in value]
+    return mask(repr(value))

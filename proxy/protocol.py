@@ -17,6 +17,7 @@ from proxy.errors import HeadersTooLarge, InvalidRequest, ProxyError, RequestTim
 HEAD_WITHIN_S = 10.0  # from the first byte (or the connection) to the blank line
 LARGEST_HEAD_BYTES = 64 * 1024
 MOST_HEADERS = 100
+LINGER_S = 1.0  # for a refused client to read why
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -28,6 +29,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._raw_bytes = 0  # read since the head began, while it is incomplete
         self._line_bytes = 0  # of the header lines that are complete
         self._is_in_head = False
+        self._is_refused = False
         self._fault: ProxyError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -42,8 +44,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; whatever is not yet a complete head counts against its bounds."""
+        if self._is_refused:
+            return  # what still arrives is thrown away
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
         is_idle = self.cycle is None or self.cycle.response_complete
         if not self._is_in_head and not is_idle:
@@ -92,7 +96,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             ]:
                 lines += [name, b": ", value, b"\r\n"]
             self.transport.write(b"".join([*lines, b"\r\n", body]))
+            if self.transport.can_write_eof():
+                self._linger()
+                return
         self.transport.close()
+
+    def _linger(self) -> None:
+        """Close after a moment: at once, with input unread, the kernel would reset the connection and take the answer along."""
+        self._is_refused = True
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.transport.write_eof()
+        self._head_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _arm(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_WITHIN_S, self._head_is_late)

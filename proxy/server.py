@@ -102,6 +102,7 @@ class Worker:
                 "proxy.worker",
                 order.to_argument(),
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr,  # standard output is the greeting's; an orphan must not hold its reader
                 env={**os.environ, "SLUICEGATE_STORE_URL": self._store_url},
                 pass_fds=(self._listener.fileno(), theirs.fileno()),
                 start_new_session=True,  # Ctrl-C is for the control process only
@@ -142,13 +143,12 @@ class Worker:
             return
         if self._process.returncode is None:
             self._process.terminate()
-        try:
-            async with asyncio.timeout(within):
-                await (self.supervisor or self._process.wait())
-        except TimeoutError:
-            self._log.error("worker_killed", slot=self.slot, reason="it did not end after its drain time")
+        supervisor = self.supervisor or asyncio.create_task(self._supervise())
+        _, is_late = await asyncio.wait([supervisor], timeout=within)
+        if is_late:
+            self._log.error("worker_killed", slot=self.slot, reason="it was given no more time to end")
             self._process.kill()
-            await self._process.wait()
+            await supervisor
 
 
 class Control:

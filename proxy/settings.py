@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import SecretStr, ValidationError
+from pydantic import AfterValidator, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proxy.errors import StartupError
+
+
+def checked_secret(text: str, *, source: str) -> SecretStr:
+    """A secret fit for a header. Raises ValueError, naming only where it came from."""
+    if not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise ValueError(f"{source} holds characters that can't stand in a header; expected printable ASCII without spaces")
+    return SecretStr(text)
+
+
+def checked_store_url(text: str) -> str:
+    """The store's address. Raises ValueError, without the address: it may hold a password."""
+    try:
+        url = urlsplit(text)
+        is_address = url.scheme in ("redis", "rediss", "unix") and bool(url.netloc or url.path) and url.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError("expected redis://, rediss:// or unix:// and an address")
+    return text
+
+
+def _store_url(url: SecretStr) -> SecretStr:
+    return SecretStr(checked_store_url(url.get_secret_value()))
+
+
+def _token(token: SecretStr) -> SecretStr:
+    return checked_secret(token.get_secret_value(), source="it")
 
 
 class Settings(BaseSettings):
@@ -20,8 +49,8 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".sluicegate")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
-    store_url: SecretStr | None = None  # may hold a password
-    admin_token: SecretStr | None = None
+    store_url: Annotated[SecretStr, AfterValidator(_store_url)] | None = None  # may hold a password
+    admin_token: Annotated[SecretStr, AfterValidator(_token)] | None = None
 
 
 def read_settings() -> Settings:
@@ -29,5 +58,8 @@ def read_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        lines = [f"SLUICEGATE_{str(problem['loc'][0]).upper()}: {problem['msg']}" for problem in error.errors()]
+        lines = []
+        for problem in error.errors(include_input=False):
+            reason = problem["msg"].replace("Input should be", "expected").removeprefix("Value error, ")
+            lines.append(f"SLUICEGATE_{str(problem['loc'][0]).upper()}: {reason}")
         raise StartupError("\n".join(lines)) from None

@@ -7,6 +7,7 @@ request to the metrics and the log. Everything that is decided about a request i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BODY_PAUSE_S = 30.0  # between two pieces of a request body
+LINGER_S = 2.0  # how long a body that was refused for its size is still taken in, so that the sender gets to read the answer
 CLIENT_GONE_STATUS = 499
 
 
@@ -54,6 +56,7 @@ class Exchange:
 
     request_id: str
     started: float
+    receive: Receive
     send: Send
     task: asyncio.Task[Any]
     endpoint: str = OTHER_ENDPOINT
@@ -95,19 +98,19 @@ class OpenAIEndpoint:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  (an ASGI server runs every request in a task)
         request_id = "req_" + self._clock.token(16)
-        exchange = Exchange(request_id, self._clock.monotonic(), send, task)
+        exchange = Exchange(request_id, self._clock.monotonic(), receive, send, task)
         self._open.add(exchange)
         self._metrics.in_flight.inc()
         try:
-            await self._serve(exchange, scope, receive)
+            await self._serve(exchange, scope)
         finally:
             self._open.discard(exchange)
             self._metrics.in_flight.dec()
             self._record(exchange, scope["method"])
 
-    async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+    async def _serve(self, exchange: Exchange, scope: Scope) -> None:
         try:
-            await self._answer(exchange, scope, receive)
+            await self._answer(exchange, scope)
         except asyncio.CancelledError:
             if exchange.cut is None:
                 raise  # not ours: the loop itself is closing
@@ -119,14 +122,14 @@ class OpenAIEndpoint:
             self._log.error("request_failed", request_id=exchange.request_id, exc_info=error)
             await self._fail(exchange, InternalError())
 
-    async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+    async def _answer(self, exchange: Exchange, scope: Scope) -> None:
         path = path_below_v1(scope["raw_path"])
         exchange.endpoint = label_of(path)
         request_headers: RawHeaders = scope["headers"]
         if (headers.first(request_headers, b"upgrade") or b"").lower() == b"websocket":
             raise UpgradeRefused("WebSocket is not offered here: use plain HTTP requests.")
         exchange.tenant = authenticate(request_headers, self._tenants)
-        body = await self._read_body(request_headers, receive)
+        body = await self._read_body(request_headers, exchange.receive)
         if exchange.endpoint == "models" and scope["method"] in ("GET", "HEAD"):
             await self._send_models(exchange, path)
             return
@@ -140,7 +143,7 @@ class OpenAIEndpoint:
             tenant=exchange.tenant,
             started=exchange.started,
         )
-        watcher = asyncio.create_task(_watch(exchange, receive))
+        watcher = asyncio.create_task(_watch(exchange))
         try:
             answer = await self._gateway.handle(exchange.call)
             try:
@@ -222,13 +225,23 @@ class OpenAIEndpoint:
         if isinstance(error, ClientGone):
             return
         if exchange.status == 0:
-            closing = [(b"connection", b"close")] if isinstance(error, BodyTooLarge | RequestTimeout | Draining) else []
-            await self._send_whole(exchange, error.status, errors.headers_of(error) + closing, errors.body_of(error))
+            await self._send_error(exchange, error)
         elif exchange.is_stream and exchange.call is not None:
             events = errors.in_stream(error, exchange.call.path)
             await exchange.send({"type": "http.response.body", "body": events, "more_body": True})
             await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
         # Else a plain body is cut: returning now makes the server close the connection, which no client takes for the end.
+
+    async def _send_error(self, exchange: Exchange, error: ProxyError) -> None:
+        body = errors.body_of(error)
+        found = errors.headers_of(error)
+        if isinstance(error, BodyTooLarge | RequestTimeout | Draining):
+            found.append((b"connection", b"close"))
+        await self._start(exchange, error.status, [*found, (b"content-length", b"%d" % len(body))])
+        await exchange.send({"type": "http.response.body", "body": body, "more_body": True})
+        if isinstance(error, BodyTooLarge):
+            await _discard_body(exchange.receive)
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     # the fact of it -----------------------------------------------------------------------------------------------------
 
@@ -257,10 +270,18 @@ class OpenAIEndpoint:
         )
 
 
-async def _watch(exchange: Exchange, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+async def _watch(exchange: Exchange) -> None:
+    while (await exchange.receive())["type"] != "http.disconnect":
         continue
     exchange.end(ClientGone())
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Take in what is still sent, for a while: closing with input unread would reset the connection and lose the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                continue
 
 
 def _outcome(exchange: Exchange) -> str:  # noqa: PLR0911  (a table)

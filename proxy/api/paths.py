@@ -5,6 +5,7 @@ Anything below ``/v1`` passes but what could mean another path to the upstream t
 
 from __future__ import annotations
 
+import re
 from urllib.parse import unquote_to_bytes
 
 from proxy.errors import Forbidden, InvalidRequest, NotFound
@@ -27,6 +28,7 @@ LABELLED = (
 )
 OTHER_ENDPOINT = "other"
 _ACCOUNT_PATHS = ("organization", "projects")
+_NOT_PLAIN = re.compile(rb"[\\?#;%\x00-\x1f\x7f-\xff]")  # in a decoded path: may end or change a segment for somebody else
 
 
 def path_below_v1(raw_path: bytes) -> str:
@@ -37,8 +39,8 @@ def path_below_v1(raw_path: bytes) -> str:
     # Twice, since the upstream may sit behind something that decodes once more than we do.
     decoded = unquote_to_bytes(unquote_to_bytes(rest))
     segments = decoded.rstrip(b"/").split(b"/")
-    if b"\\" in decoded or any(segment in (b"", b".", b"..") for segment in segments) or not decoded.isascii():
-        raise InvalidRequest("The path is not in its plain form: expected no empty, dot or non-ASCII segments.")
+    if _NOT_PLAIN.search(decoded) or any(segment in (b"", b".", b"..") for segment in segments):
+        raise InvalidRequest("The path is not in its plain form: expected no empty or dot segments and no special characters.")
     if segments[0].decode("ascii").lower() in _ACCOUNT_PATHS:
         raise Forbidden(f"/v1/{segments[0].decode('ascii')} manages the upstream account and is not passed on.")
     return "/" + rest.rstrip(b"/").decode("latin-1")

@@ -6,8 +6,10 @@ two same names in silence: the walk over the text finds out, since limiter and u
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
@@ -16,14 +18,18 @@ from proxy.errors import InvalidRequest
 
 _BOM = b"\xef\xbb\xbf"
 _DEEPEST = 256  # nesting; beyond it other parsers give up, and so would ours
-_NAME = re.compile(rb'[ \t\r\n]*,?[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
-_END = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
-_SCALAR = re.compile(rb'"(?:[^"\\]|\\.)*"|[^,\]}\s]+', re.DOTALL)
+_MOST_MEMBERS = 10_000  # at the top level: each costs a step of the walk
+# Possessive throughout (++, *+): a hostile body must not buy time by making a match give back what it took.
+_NAME = re.compile(rb'[ \t\r\n]*+,?+[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)
+_END = re.compile(rb"[ \t\r\n]*+\}[ \t\r\n]*+")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 T = TypeVar("T")
 
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_skipper = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)  # tells where a value ends; numbers stay text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ def read_json_body(text: bytes, *, read_members: frozenset[str]) -> JsonBody:
     except (msgspec.DecodeError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         raise InvalidRequest(f"We could not parse the JSON body of your request: {reason}.") from None
+    if len(members) > _MOST_MEMBERS:
+        raise InvalidRequest(f"The request body has more than {_MOST_MEMBERS} members.")
     spans = _spans_of(text, members)
     if spans is None:
         spans = _scan(text, members, read_members)
@@ -97,15 +105,9 @@ def read_json_body(text: bytes, *, read_members: frozenset[str]) -> JsonBody:
 def _refuse_depth(text: bytes) -> None:
     if text.count(b"[") + text.count(b"{") <= _DEEPEST:
         return
-    depth = 0
-    for token in _TOKEN.finditer(text):
-        first = token[0][0]
-        if first in b"{[":
-            depth += 1
-            if depth > _DEEPEST:
-                raise InvalidRequest(f"The request body is nested more than {_DEEPEST} levels deep.")
-        elif first in b"}]":
-            depth -= 1
+    steps = memoryview(_STRING.sub(b"", text).translate(_STEPS, _NO_BRACKETS)).cast("b")
+    if any(map(_DEEPEST.__lt__, accumulate(steps))):
+        raise InvalidRequest(f"The request body is nested more than {_DEEPEST} levels deep.")
 
 
 def _spans_of(text: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[int, int]] | None:
@@ -124,30 +126,18 @@ def _spans_of(text: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[i
 
 def _scan(text: bytes, members: dict[str, msgspec.Raw], read_members: frozenset[str]) -> dict[str, tuple[int, int]]:
     """Find the spans without knowing lengths: slower, and only for a body in which some name stands twice."""
+    characters = text.decode("latin-1")  # one for each byte, so that offsets are the same
     at = text.index(b"{") + 1
     spans: dict[str, tuple[int, int]] = {}
-    while (match := _NAME.match(text, at)) is not None:
+    for _ in range(_MOST_MEMBERS):
+        match = _NAME.match(text, at)
+        if match is None:
+            break
         name = msgspec.json.decode(match[1])
-        at = _end_of_value(text, match.end())
+        _, at = _skipper.raw_decode(characters, match.end())
         if name in spans and name in read_members:
             raise InvalidRequest(f"Duplicate member '{name}' in the request body: expected it once.", param=name)
         spans[name] = (match.end(), at)
-    if set(spans) != set(members):
-        raise InvalidRequest("We could not parse the JSON body of your request: its members are ambiguous.")
+    if set(spans) != set(members) or _END.fullmatch(text, at) is None:
+        raise InvalidRequest("We could not parse the JSON body of your request: its members are ambiguous or too many.")
     return spans
-
-
-def _end_of_value(text: bytes, start: int) -> int:
-    if text[start : start + 1] not in (b"{", b"["):
-        scalar = _SCALAR.match(text, start)
-        return scalar.end() if scalar else start
-    depth = 0
-    for token in _TOKEN.finditer(text, start):
-        first = token[0][0]
-        if first in b"{[":
-            depth += 1
-        elif first in b"}]":
-            depth -= 1
-            if depth == 0:
-                return token.end()
-    return len(text)

@@ -46,6 +46,8 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     b"set-cookie",
     b"alt-svc",  # would send clients past the gateway
     b"strict-transport-security",
+    b"openai-organization",  # the account behind the gateway's key
+    b"openai-project",
     b"x-request-id",
     b"x-should-retry",
     b"x-accel-buffering",

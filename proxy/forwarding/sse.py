@@ -30,6 +30,8 @@ class SseSplitter:
         # A line end may have been cut by the chunk border: look again at the last few bytes.
         search_from = max(0, self._searched - _LONGEST_END)
         while (end := _RECORD_END.search(self._pending, max(start, search_from))) is not None:
+            if end.end() == len(self._pending) and self._pending.endswith(b"\r"):
+                break  # an LF may follow and belong to it
             records.append(bytes(self._pending[start : end.end()]))
             start = end.end()
         del self._pending[:start]

@@ -92,8 +92,9 @@ def settle(state: State, worker: str, sequence: int, corrections: Sequence[Corre
     then the settle applies. It never refuses: debt is carried until it is refilled.
     """
     now_us = now(state, time_us)
-    if sequence <= state.settled.get(worker, 0):
-        return state.settled[worker]
+    last = state.settled.get(worker, 0)
+    if sequence <= last:
+        return last
     for correction in corrections:
         _correct(state, correction, now_us)
     state.settled[worker] = sequence

@@ -112,7 +112,6 @@ class Limiter:
         self._sender: asyncio.Task[None] | None = None
         self._late: set[asyncio.Task[Admission]] = set()
         self._sequence = 0
-        self._is_closing = False
         self._log = logger("limiter")
 
     async def reserve(self, bounds: Sequence[BoundLimit], ask: Ask) -> Reservation | Refusal:

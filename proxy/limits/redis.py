@@ -175,7 +175,7 @@ class RedisStore:
                     for script in {call.script.sha: call.script for call in forgotten}.values():
                         await self._redis.script_load(script.text)
                     _hand_out(forgotten, await self._execute(forgotten), is_last=True)
-        except (RedisError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is, nobody may wait for ever; uvloop raises RuntimeError here)
             self._log.warning("store_call_failed", error=type(error).__name__, calls=len(calls))
             for call in calls:
                 if not call.reply.done():

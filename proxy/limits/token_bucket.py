@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-GRACE_MS = 60_000  # kept beyond the moment at which the state equals an absent key
+LONGEST_US = 10**15  # 31 years stand for any longer time, so that times fit the integers of every store
 
 _SLACK = 1e-6  # of one unit: less than any cost, more than the rounding of years of refills
 
@@ -37,14 +37,14 @@ def wait_us(level: float, cost: int, amount: int, period_us: int) -> int:
         return 0
     if amount == 0:
         return -1
-    return math.ceil((cost - level) / (amount / period_us)) + 1
+    return min(LONGEST_US, math.ceil((cost - level) / (amount / period_us)) + 1)
 
 
 def reset_us(level: float, capacity: int, amount: int, period_us: int) -> int:
     """Microseconds until the bucket is full if nobody takes from it; 0 for a rate of zero."""
     if amount == 0 or level >= capacity:
         return 0
-    return math.ceil((capacity - level) / (amount / period_us))
+    return min(LONGEST_US, math.ceil((capacity - level) / (amount / period_us)))
 
 
 def remaining(level: float) -> int:

@@ -30,6 +30,9 @@ _PART_TOKENS = {
     "file": FILE_TOKENS,
     "input_file": FILE_TOKENS,
 }
+_NUMBERS = frozenset({int, float})
+_TEXTUAL = frozenset({str, list, dict})
+_MOST_CONTAINERS = 50_000  # lists and objects that are worth looking into
 WITHOUT_COMPLETION = frozenset({"/embeddings", "/moderations", "/responses/input_tokens"})
 
 
@@ -71,13 +74,22 @@ def _prompt_tokens(members: Mapping[str, msgspec.Raw]) -> tuple[int, bool]:
         raw = members.get(name)
         if raw is None:
             continue
-        try:
-            text_bytes, part_tokens = _measure(msgspec.json.decode(raw))
-        except (msgspec.DecodeError, RecursionError):  # such as a lone surrogate, which the upstream may well accept
-            text_bytes, part_tokens, is_guess = len(bytes(raw)), 0, True
+        text = bytes(raw)
+        measured = _measure_text(text)
+        is_guess = is_guess or measured is None
+        text_bytes, part_tokens = measured or (len(text), 0)
         size_bytes += text_bytes
         tokens += part_tokens
     return max(1, -(-size_bytes // BYTES_PER_TOKEN) + tokens), is_guess
+
+
+def _measure_text(text: bytes) -> tuple[int, int] | None:
+    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+        return None
+    try:
+        return _measure(msgspec.json.decode(text))
+    except (msgspec.DecodeError, RecursionError):  # such as a lone surrogate, which the upstream may well accept
+        return None
 
 
 def _measure(value: Any) -> tuple[int, int]:
@@ -86,19 +98,23 @@ def _measure(value: Any) -> tuple[int, int]:
     pending = [value]
     while pending:
         current = pending.pop()
-        if isinstance(current, str):
+        kind = type(current)
+        if kind is str:
             size_bytes += len(current) if current.isascii() else len(current.encode())
-        elif isinstance(current, int | float):
-            tokens += not isinstance(current, bool)
-        elif isinstance(current, list):
-            pending += current
-        elif isinstance(current, dict):
-            kind = current.get("type")
-            flat = _PART_TOKENS.get(kind) if isinstance(kind, str) else None
+        elif kind is list:
+            if _NUMBERS.issuperset(map(type, current)):
+                tokens += len(current)
+            else:
+                pending += current
+        elif kind is dict:
+            part = current.get("type")
+            flat = _PART_TOKENS.get(part) if isinstance(part, str) else None
             if flat is not None:
                 tokens += LOW_DETAIL_IMAGE_TOKENS if flat is IMAGE_TOKENS and _is_low_detail(current) else flat
             else:
-                pending += [part for name, part in current.items() if isinstance(part, str | list | dict) and name != "type"]
+                pending += [member for name, member in current.items() if type(member) in _TEXTUAL and name != "type"]
+        elif kind in _NUMBERS:
+            tokens += 1
     return size_bytes, tokens
 
 

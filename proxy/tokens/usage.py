@@ -5,13 +5,14 @@ Reads payloads only: splitting a stream into records is ``forwarding/sse.py``'s 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from proxy.tokens.estimate import BYTES_PER_TOKEN
+from proxy.tokens.estimate import BYTES_PER_TOKEN, MOST_TOKENS
 
 _TERMINAL_TYPES = frozenset(
     {
@@ -37,11 +38,11 @@ class Usage:
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: float | None = None  # some servers write 12.0; msgspec takes 12 for a float as well
+    completion_tokens: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    total_tokens: float | None = None
 
 
 class _Body(msgspec.Struct):
@@ -96,8 +97,9 @@ def _usage(found: _Usage | None) -> Usage | None:
     if inputs is None and outputs is None and found.total_tokens is None:
         return None
     total = found.total_tokens if found.total_tokens is not None else (inputs or 0) + (outputs or 0)
-    usage = Usage(inputs or 0, outputs if outputs is not None else max(0, total - (inputs or 0)), total)
-    return usage if min(usage.input_tokens, usage.output_tokens, usage.total_tokens) >= 0 else None
+    counts = (inputs or 0, outputs if outputs is not None else max(0, total - (inputs or 0)), total)
+    # A count that no limit could hold is a fault of the upstream's, not something to charge.
+    return Usage(*map(math.ceil, counts)) if min(counts) >= 0 and max(counts) <= MOST_TOKENS else None
 
 
 @dataclass(slots=True)
@@ -124,7 +126,8 @@ class StreamMeter:
         except (msgspec.DecodeError, RecursionError):
             return False  # not an event that we know: it passes, and counts nothing
         reported = _usage(event.usage) or (_usage(event.response.usage) if event.response else None)
-        self.usage = reported or self.usage
+        if reported is not None and reported.total_tokens:  # Ollama writes zeros on every chunk before the last
+            self.usage = reported
         self.is_finished = self.is_finished or event.type in _TERMINAL_TYPES
         size_bytes = _output_bytes(event)
         self._output_bytes += size_bytes

@@ -5,7 +5,8 @@
 -- Bucket: hash {l = level, t = store time of that level}. Absent: full.
 -- Window: hash {h = newest cell, s = running sum, n = last charged cell, <slot 0..121> = use}. Absent: empty.
 
-local CELLS, PER_PERIOD, GRACE_MS, SLACK = 122, 120, 60000, 1e-6
+-- GRACE_MS: kept beyond the moment at which the state equals an absent key.
+local CELLS, PER_PERIOD, GRACE_MS, SLACK, LONGEST_US = 122, 120, 60000, 1e-6, 1e15
 
 local function integer(x) return string.format('%d', x) end
 local function real(x) return string.format('%.17g', x) end
@@ -45,12 +46,12 @@ end
 local function bucket_wait(l, level, cost)
   if level + SLACK >= cost then return 0 end
   if l.amount == 0 then return -1 end
-  return math.ceil((cost - level) / (l.amount / l.period)) + 1
+  return math.min(LONGEST_US, math.ceil((cost - level) / (l.amount / l.period)) + 1)
 end
 
 local function bucket_reset(l, level)
   if l.amount == 0 or level >= l.capacity then return 0 end
-  return math.ceil((l.capacity - level) / (l.amount / l.period))
+  return math.min(LONGEST_US, math.ceil((l.capacity - level) / (l.amount / l.period)))
 end
 
 local function bucket_write(l, level, now)

@@ -9,6 +9,8 @@ local sequence = tonumber(ARGV[2])
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 remember_now(KEYS[1], now)
 if sequence <= last then return last end
+-- First, since a script that fails half-way keeps what it has written: what was applied must not be applied again.
+redis.call('SET', KEYS[2], integer(sequence), 'PX', 86400000)
 
 for i = 1, #KEYS - 2 do
   local first = 3 + (i - 1) * 6
@@ -27,5 +29,4 @@ for i = 1, #KEYS - 2 do
   end
 end
 
-redis.call('SET', KEYS[2], integer(sequence), 'PX', 86400000)
 return sequence
