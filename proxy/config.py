@@ -7,6 +7,7 @@ options exist, and their types, is decided in ``config_schema.py``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -93,7 +94,7 @@ def _refusal(path: Path, problems: list[str]) -> ConfigError:
 
 
 _NAME_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
-_MAX_ENTRIES = 500_000  # some ten thousand tenants
+_MOST_ALIASED = 200_000  # entries that aliases stand for: ten thousand tenants that share their limits
 
 
 class _Loader(yaml.SafeLoader):
@@ -117,14 +118,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _written_out(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """How many entries ``node`` has with every alias written out."""
+def _written_out(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """How many entries ``node`` has with every alias written out; ``sizes`` has one member per entry that is written."""
     if id(node) not in sizes:
-        sizes[id(node)] = _MAX_ENTRIES + 1  # what an alias of a node inside that node finds
+        sizes[id(node)] = math.inf  # what an alias inside the very node that it stands for finds
         children = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         size = 0 if isinstance(node, yaml.ScalarNode) else sum(_written_out(child, sizes) for child in children)
-        if size >= _MAX_ENTRIES:
-            problem = f"expected at most {_MAX_ENTRIES:,} entries with every alias (*) written out"
+        if size > _MOST_ALIASED + len(sizes):
+            problem = f"expected aliases (*) that stand for at most {_MOST_ALIASED:,} entries"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         sizes[id(node)] = size + 1
     return sizes[id(node)]

@@ -125,12 +125,20 @@ class DataDir:
 
     def make_tenant_key(self, clock: Clock) -> str:
         """The generated tenant key; made and kept (mode 0600) at the first call."""
-        key = self.tenant_key()
-        if key is None:
-            key = new_tenant_key(clock)
-            fd = os.open(self.path / "tenant.key", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(fd, "w") as file:
-                file.write(key + "\n")
+        kept = self.tenant_key()
+        if kept is not None:
+            return kept
+        key = new_tenant_key(clock)
+        # Written aside and linked into place: of two gateways that start together the first one's key holds for both.
+        aside = self.path / f"tenant.key.{key[-8:]}"
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(key + "\n")
+        try:
+            (self.path / "tenant.key").hardlink_to(aside)
+        except FileExistsError:
+            aside.unlink()
+            return self.tenant_key() or key
+        aside.unlink()
         return key
 
 

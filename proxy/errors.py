@@ -173,6 +173,13 @@ class UpstreamDisconnected(UpstreamFault):
     fault = "disconnected"
 
 
+class UpstreamGarbled(UpstreamFault):
+    """What the upstream sent is not HTTP."""
+
+    code = "upstream_garbled"
+    fault = "garbled"
+
+
 class UpstreamTimeout(UpstreamFault):
     """The upstream accepted the request and then stayed silent for too long."""
 

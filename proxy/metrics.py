@@ -65,70 +65,83 @@ def use_slot(directory: Path, slot: int) -> None:
     values.ValueClass = values.MultiProcessValue(process_identifier=lambda: slot)  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One row of the table: a metric's name, what it means, its labels, and the edges of a histogram."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def counter(self, registry: CollectorRegistry) -> Counter:
+        """A counter of this name (``_total`` is added when it is exposed)."""
+        return Counter(self.name, self.meaning, self.labels, registry=registry)
+
+    def histogram(self, registry: CollectorRegistry) -> Histogram:
+        """A histogram of seconds."""
+        return Histogram(self.name, self.meaning, self.labels, buckets=self.buckets, registry=registry)
+
+    def gauge(self, registry: CollectorRegistry) -> Gauge:
+        """A gauge summed over workers, at 0: a worker that was killed left its counts of the moment in its slot's files."""
+        made = Gauge(self.name, self.meaning, self.labels, multiprocess_mode="sum", registry=registry)
+        made.set(0)
+        return made
+
+
+REQUESTS = Series(
+    "sluicegate_requests", "Requests by what became of them.", ("tenant", "model", "endpoint", "status_class", "outcome")
+)
+TOKENS = Series("sluicegate_tokens", "Tokens that upstreams reported.", ("tenant", "model", "direction"))
+REFUSALS = Series("sluicegate_limit_refusals", "Requests refused by a limit.", ("tenant", "model", "limit"))
+UPSTREAM_ERRORS = Series("sluicegate_upstream_errors", "Upstream failures by kind.", ("upstream", "upstream_key", "fault"))
+GUESSES = Series(
+    "sluicegate_estimate_guesses",
+    "Requests whose text could not be read, so that their size was taken as estimate.",
+    ("tenant", "model"),
+)
+REQUEST_SECONDS = Series(
+    "sluicegate_request_seconds",
+    "From a request to the end of its answer; refused requests are not in it.",
+    ("model", "endpoint", "stream"),
+    REQUEST_BUCKETS,
+)
+UPSTREAM_SECONDS = Series(
+    "sluicegate_upstream_request_seconds",
+    "From calling an upstream to the end of its answer.",
+    ("upstream", "model"),
+    REQUEST_BUCKETS,
+)
+FIRST_BYTE_SECONDS = Series(
+    "sluicegate_time_to_first_byte_seconds",
+    "From a request to the first byte of its answer's body.",
+    ("model",),
+    FIRST_BYTE_BUCKETS,
+)
+OVERHEAD_SECONDS = Series(
+    "sluicegate_overhead_seconds",
+    "The gateway's own time before it calls an upstream: reading, admission, key.",
+    buckets=OVERHEAD_BUCKETS,
+)
+IN_FLIGHT = Series("sluicegate_in_flight_requests", "Requests being served.")
+OPEN_STREAMS = Series("sluicegate_open_streams", "Event streams being relayed.")
+
+
 class Metrics:
     """The series that data workers write."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "sluicegate_requests",
-            "Requests by what became of them.",
-            ["tenant", "model", "endpoint", "status_class", "outcome"],
-            registry=registry,
-        )
-        self.tokens = Counter(
-            "sluicegate_tokens", "Tokens that upstreams reported.", ["tenant", "model", "direction"], registry=registry
-        )
-        self.refusals = Counter(
-            "sluicegate_limit_refusals", "Requests refused by a limit.", ["tenant", "model", "limit"], registry=registry
-        )
-        self.upstream_errors = Counter(
-            "sluicegate_upstream_errors",
-            "Upstream failures by kind.",
-            ["upstream", "upstream_key", "fault"],
-            registry=registry,
-        )
-        self.guessed = Counter(
-            "sluicegate_estimate_guesses",
-            "Requests whose text could not be read, so that their size was taken as estimate.",
-            ["tenant", "model"],
-            registry=registry,
-        )
-        self.request_seconds = Histogram(
-            "sluicegate_request_seconds",
-            "From the first byte of a request to the last of its answer; refused requests are not in it.",
-            ["model", "endpoint", "stream"],
-            buckets=REQUEST_BUCKETS,
-            registry=registry,
-        )
-        self.upstream_seconds = Histogram(
-            "sluicegate_upstream_request_seconds",
-            "From calling an upstream to the end of its answer.",
-            ["upstream", "model"],
-            buckets=REQUEST_BUCKETS,
-            registry=registry,
-        )
-        self.first_byte_seconds = Histogram(
-            "sluicegate_time_to_first_byte_seconds",
-            "From the request to the first byte of its answer's body.",
-            ["model"],
-            buckets=FIRST_BYTE_BUCKETS,
-            registry=registry,
-        )
-        self.overhead_seconds = Histogram(
-            "sluicegate_overhead_seconds",
-            "The gateway's own time before it calls an upstream: reading, admission, key.",
-            buckets=OVERHEAD_BUCKETS,
-            registry=registry,
-        )
-        self.in_flight = Gauge(
-            "sluicegate_in_flight_requests", "Requests being served.", multiprocess_mode="sum", registry=registry
-        )
-        self.open_streams = Gauge(
-            "sluicegate_open_streams", "Event streams being relayed.", multiprocess_mode="sum", registry=registry
-        )
-        # A worker that was killed left its counts of the moment in its slot's files.
-        self.in_flight.set(0)
-        self.open_streams.set(0)
+        self.requests = REQUESTS.counter(registry)
+        self.tokens = TOKENS.counter(registry)
+        self.refusals = REFUSALS.counter(registry)
+        self.upstream_errors = UPSTREAM_ERRORS.counter(registry)
+        self.guessed = GUESSES.counter(registry)
+        self.request_seconds = REQUEST_SECONDS.histogram(registry)
+        self.upstream_seconds = UPSTREAM_SECONDS.histogram(registry)
+        self.first_byte_seconds = FIRST_BYTE_SECONDS.histogram(registry)
+        self.overhead_seconds = OVERHEAD_SECONDS.histogram(registry)
+        self.in_flight = IN_FLIGHT.gauge(registry)
+        self.open_streams = OPEN_STREAMS.gauge(registry)
 
     def record(self, fact: RequestFact) -> None:
         """Count one finished request."""

@@ -22,10 +22,14 @@ def checked_secret(text: str, *, source: str) -> SecretStr:
 
 def checked_store_url(text: str) -> str:
     """The store's address. Raises ValueError, without the address: it may hold a password."""
+    from redis.asyncio.connection import ConnectionPool  # noqa: PLC0415  (slow to import, and needed only here)
+
     try:
         url = urlsplit(text)
         is_address = url.scheme in ("redis", "rediss", "unix") and bool(url.netloc or url.path) and url.port != 0
-    except ValueError:
+        # It connects to nothing yet, but reads the options behind the "?".
+        ConnectionPool.from_url(text).make_connection()  # type: ignore[no-untyped-call]  # redis annotates it in part
+    except (ValueError, TypeError):
         is_address = False
     if not is_address:
         raise ValueError("expected redis://, rediss:// or unix:// and an address")

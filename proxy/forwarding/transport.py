@@ -18,7 +18,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.errors import UpstreamDisconnected, UpstreamFault, UpstreamTimeout, UpstreamUnreachable
+from proxy.errors import UpstreamDisconnected, UpstreamFault, UpstreamGarbled, UpstreamTimeout, UpstreamUnreachable
 from proxy.forwarding.headers import RawHeaders
 from proxy.upstreams.model import Upstream
 
@@ -153,6 +153,8 @@ def _faults(how_it_closed: str) -> Iterator[None]:
         raise UpstreamUnreachable("The upstream can't be reached. Please try again.") from error
     except TimeoutError as error:
         raise UpstreamTimeout("The upstream did not answer in time.") from error
+    except aiohttp.ClientResponseError as error:
+        raise UpstreamGarbled("The upstream's answer is not valid HTTP.") from error
     except (aiohttp.ClientError, OSError) as error:
         raise UpstreamDisconnected(f"The upstream {how_it_closed}.") from error
     except ValueError as error:  # what aiohttp raises for an address or a header that it can't send

@@ -14,7 +14,7 @@ from urllib.parse import quote
 PERIODS_S = {"s": 1, "min": 60, "hour": 3600, "day": 86400}
 MAX_AMOUNT = 10**12  # above it, sums of costs would leave the integers that a double (and so Lua) holds exactly
 
-_RATE = re.compile(r"(\d+)/(s|min|hour|day)")
+_RATE = re.compile(r"(\d{1,13})/(s|min|hour|day)")
 
 
 class Unit(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
@@ -22,7 +22,7 @@ class Upstream:
 
     name: str
     base_url: str
-    base_query: str
+    base_query: str = field(repr=False)  # may hold a key, for servers that want one there
     keys: tuple[UpstreamKey, ...]
 
 

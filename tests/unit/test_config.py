@@ -482,12 +482,23 @@ def test_empty_environment_leaves_the_file_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "url", ["redis://h", "rediss://u:p@h:6380/2?ssl_cert_reqs=none", "unix:///tmp/s?db=1", "redis://[::1]:1/0"]
+)
+def test_usable_store_addresses(monkeypatch, url):
+    """Every form of address that the store's client knows is taken as it stands."""
+    monkeypatch.setenv("SLUICEGATE_STORE_URL", url)
+    assert read_settings().store_url == SecretStr(url)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
         ("LOG_LEVEL", "planted", "SLUICEGATE_LOG_LEVEL: expected 'debug', 'info', 'warning' or 'error'"),
         ("LOG_FORMAT", "planted", "SLUICEGATE_LOG_FORMAT: expected 'auto', 'json' or 'text'"),
         ("STORE_URL", "http://planted", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
         ("STORE_URL", "redis://h:planted", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
+        ("STORE_URL", "redis://h/0?db=planted", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
+        ("STORE_URL", "redis://h/0?planted=1", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
         ("STORE_URL", "redis://", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
         (
             "ADMIN_TOKEN",
