@@ -40,7 +40,7 @@ def in_stream(error: ProxyError, endpoint: str) -> bytes:
     Responses streams carry flat members and a nested ``error``: different SDKs look at different ones.
     """
     if endpoint == "/responses":
-        event = {"type": "error", **_members(error), "sequence_number": 0, "error": _members(error)}
+        event = {**_members(error), "type": "error", "sequence_number": 0, "error": _members(error)}
         return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
     return b"data: " + body_of(error) + b"\n\ndata: [DONE]\n\n"
 

@@ -19,10 +19,16 @@ from proxy.errors import InvalidRequest
 _BOM = b"\xef\xbb\xbf"
 _DEEPEST = 256  # nesting; beyond it other parsers give up, and so would ours
 _MOST_MEMBERS = 10_000  # at the top level: each costs a step of the walk
+_MOST_CONTAINERS = 50_000  # lists and objects in a body with duplicate members, where each has to be built to be passed over
 # Possessive throughout (++, *+): a hostile body must not buy time by making a match give back what it took.
 _NAME = re.compile(rb'[ \t\r\n]*+,?+[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)
 _END = re.compile(rb"[ \t\r\n]*+\}[ \t\r\n]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
+# An escaped surrogate without its other half, after any number of escaped backslashes.
+_HALF_CHARACTER = re.compile(
+    rb"(?<!\\)((?:\\\\)*+)"
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
@@ -87,19 +93,30 @@ def read_json_body(text: bytes, *, read_members: frozenset[str]) -> JsonBody:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"The request body is not valid UTF-8 at byte {error.start}.") from None
     _refuse_depth(text)
+    readable, members = _members_of(text)
+    if len(members) > _MOST_MEMBERS:
+        raise InvalidRequest(f"The request body has more than {_MOST_MEMBERS} members.")
+    spans = _spans_of(readable, members)
+    if spans is None:
+        spans = _scan(readable, members, read_members)
+    return JsonBody(text, members, spans)
+
+
+def _members_of(text: bytes) -> tuple[bytes, dict[str, msgspec.Raw]]:
+    """The members, and the text they were read from: where msgspec refuses half a character, U+FFFD stands in its place there.
+
+    That is as long, so offsets are the same; the upstream gets the body as it came.
+    """
     try:
-        members = _members_decoder.decode(text)
+        return text, _members_decoder.decode(text)
     except msgspec.ValidationError:
         raise InvalidRequest("The request body is not a JSON object.") from None
     except (msgspec.DecodeError, RecursionError) as error:
+        readable = _HALF_CHARACTER.sub(rb"\1\\ufffd", text)
+        if readable != text:
+            return _members_of(readable)
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         raise InvalidRequest(f"We could not parse the JSON body of your request: {reason}.") from None
-    if len(members) > _MOST_MEMBERS:
-        raise InvalidRequest(f"The request body has more than {_MOST_MEMBERS} members.")
-    spans = _spans_of(text, members)
-    if spans is None:
-        spans = _scan(text, members, read_members)
-    return JsonBody(text, members, spans)
 
 
 def _refuse_depth(text: bytes) -> None:
@@ -126,6 +143,8 @@ def _spans_of(text: bytes, members: dict[str, msgspec.Raw]) -> dict[str, tuple[i
 
 def _scan(text: bytes, members: dict[str, msgspec.Raw], read_members: frozenset[str]) -> dict[str, tuple[int, int]]:
     """Find the spans without knowing lengths: slower, and only for a body in which some name stands twice."""
+    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+        raise InvalidRequest("The request body has duplicate members and is too large to tell which of them count.")
     characters = text.decode("latin-1")  # one for each byte, so that offsets are the same
     at = text.index(b"{") + 1
     spans: dict[str, tuple[int, int]] = {}

@@ -88,7 +88,7 @@ def _measure_text(text: bytes) -> tuple[int, int] | None:
         return None
     try:
         return _measure(msgspec.json.decode(text))
-    except (msgspec.DecodeError, RecursionError):  # such as a lone surrogate, which the upstream may well accept
+    except (msgspec.DecodeError, RecursionError):  # such as 1e400, which the upstream may well accept
         return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 
 import pytest
@@ -78,13 +77,13 @@ async def test_key_without_expiry_is_repaired(redis_store, client, algorithm):
     limit = bound(algorithm)
     await admit(redis_store, limit)
     for repair in (admit(redis_store, limit), redis_store.settle("w", 1, [Correction(limit, 0, -1)])):
-        for key in client.keys():
+        for key in client.scan_iter():
             client.persist(key)
         await repair
         assert client.ttl(limit.key) > 0
     assert client.ttl("sg:{d:0}:settled:w") > 0
     await admit(redis_store, limit)
-    assert all(client.ttl(key) > 0 for key in client.keys() if "settled" not in key)
+    assert all(client.ttl(key) > 0 for key in client.scan_iter() if "settled" not in key)
 
 
 async def test_full_window_without_expiry_recovers(redis_store, client):
@@ -102,7 +101,7 @@ async def test_full_window_without_expiry_recovers(redis_store, client):
     [
         (bound(rate="60/min", burst=60), 0, (60, 62)),
         (bound(rate="60/min", burst=60), 600, (660, 662)),
-        (bound(rate="60/hour", burst=1), 119, (7260, 7262)),
+        (bound(rate="60/hour", burst=1), 119, (7199, 7201)),
         (bound(WINDOW, rate="60/s"), 0, (61, 62)),
         (bound(WINDOW, rate="60/day"), 60, (87_899, 87_900)),
     ],
@@ -128,7 +127,10 @@ async def test_script_error_fails_only_its_own_call(redis_store, client):
     good, bad = bound(name="good"), bound(name="bad")
     client.set(bad.key, "not a hash", ex=60)
     replies = await asyncio.gather(
-        admit(redis_store, good), redis_store.admit([Demand(good, 1), Demand(bad, 1)]), admit(redis_store, good), return_exceptions=True
+        admit(redis_store, good),
+        redis_store.admit([Demand(good, 1), Demand(bad, 1)]),
+        admit(redis_store, good),
+        return_exceptions=True,
     )
     assert [isinstance(reply, StoreUnavailable) for reply in replies] == [False, True, False]
     assert await remaining(redis_store, good) == [58]
@@ -206,27 +208,20 @@ async def test_no_server_is_unavailable(url):
     await store.close()
 
 
-async def test_silent_server_is_unavailable_within_the_bound_and_comes_back(own_server, monkeypatch):
-    """A paused server costs each call the bound and no more; afterwards no reply goes to the wrong call (A17)."""
+async def test_silent_server_is_unavailable_within_the_bound(own_server, monkeypatch):
+    """A paused server costs twenty calls one bound in all, and is used again when it goes on (A17)."""
     monkeypatch.setattr(redis_module, "ANSWER_WITHIN_S", 0.1)
     store = RedisStore(own_server.url)
-    store.fake_time_us = START_US
-    wide, narrow = bound(name="wide", burst=1000), bound(name="narrow", burst=10)
-    await admit(store, wide)
+    await admit(store, bound())
     loop = asyncio.get_running_loop()
     own_server.process.send_signal(signal.SIGSTOP)
     began = loop.time()
-    replies = await asyncio.gather(*(admit(store, wide) for _ in range(20)), return_exceptions=True)
+    replies = await asyncio.gather(*(admit(store, bound()) for _ in range(20)), return_exceptions=True)
     assert {type(reply) for reply in replies} == {StoreUnavailable}
     assert loop.time() - began < 1.0
     own_server.process.send_signal(signal.SIGCONT)
     monkeypatch.setattr(redis_module, "ANSWER_WITHIN_S", 5.0)
-    await store.close()
-    store = RedisStore(own_server.url)
-    store.fake_time_us = START_US
-    replies = await asyncio.gather(*(admit(store, limit) for limit in (narrow, wide) * 5))
-    assert [reply.levels[0].remaining for reply in replies[::2]] == [9, 8, 7, 6, 5]
-    assert all(reply.levels[0].remaining > 900 for reply in replies[1::2])
+    assert (await admit(store, bound(name="other"))).granted
     await store.close()
 
 
@@ -249,19 +244,27 @@ async def test_abandoned_connection_gives_no_late_reply(own_server, monkeypatch)
 def test_restarted_server_is_used_again(own_server):
     """After the server died under open connections the next calls fail cleanly, on uvloop too, and a new one is used (A17)."""
 
-    async def story() -> None:
-        store = RedisStore(own_server.url)
-        await asyncio.gather(*(admit(store, bound()) for _ in range(100)))
-        with Redis.from_url(own_server.url) as plain, contextlib.suppress(ConnectionError):
+    async def story(store: RedisStore) -> None:
+        limit = bound(burst=1000)
+        await asyncio.gather(*(admit(store, limit) for _ in range(100)))
+        with Redis.from_url(own_server.url) as plain:
             plain.client_kill_filter(_type="normal", skipme=True)
-        assert (await admit(store, bound(burst=1000))).granted
+        assert (await admit(store, limit)).granted
         own_server.stop()
-        replies = await asyncio.gather(*(admit(store, bound()) for _ in range(100)), return_exceptions=True)
+        replies = await asyncio.gather(*(admit(store, limit) for _ in range(100)), return_exceptions=True)
         assert {type(reply) for reply in replies} == {StoreUnavailable}
-        await store.close()
+        own_server.start()
+        assert (await admit(store, limit)).granted
+
+    async def run() -> None:
+        store = RedisStore(own_server.url)
+        try:
+            await story(store)
+        finally:
+            await store.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(story())
+        runner.run(run())
 
 
 # what a server must be --------------------------------------------------------------------------------------------------
@@ -277,7 +280,7 @@ async def test_server_that_evicts_is_refused(own_server):
     with Redis.from_url(own_server.url) as plain:
         plain.config_set("maxmemory-policy", "allkeys-lru")
     store = RedisStore(own_server.url)
-    with pytest.raises(StartupError, match="allkeys-lru.*noeviction"):
+    with pytest.raises(StartupError, match=r"allkeys-lru.*noeviction"):
         await store.check_server()
     await store.close()
 

@@ -30,7 +30,9 @@ steps_us = st.one_of(
 )
 part_of_capacity = st.sampled_from([0, 0.01, 0.3, 0.5, 0.9, 1, 1.01, 3])
 costs = st.one_of(st.integers(0, 12), part_of_capacity, st.just(10**13))
-deltas = st.one_of(st.integers(-12, 12), part_of_capacity, part_of_capacity.map(lambda part: -part), st.sampled_from([10**13, -(10**13)]))
+deltas = st.one_of(
+    st.integers(-12, 12), part_of_capacity, part_of_capacity.map(lambda part: -part), st.sampled_from([10**13, -(10**13)])
+)
 
 
 @st.composite
