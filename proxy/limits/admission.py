@@ -44,8 +44,10 @@ def level(state: State, bound: BoundLimit, now_us: int) -> Level:
 
 
 def wait_us(state: State, demand: Demand, now_us: int) -> int:
-    """Microseconds until this demand fits its limit: 0 now, -1 never."""
+    """Microseconds until this demand fits its limit: 0 now, -1 never. What costs nothing fits, even where there is debt."""
     bound, limit = demand.bound, demand.bound.limit
+    if demand.cost == 0:
+        return 0
     if demand.cost > limit.capacity:
         return -1
     if limit.algorithm is Algorithm.TOKEN_BUCKET:

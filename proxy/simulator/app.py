@@ -5,6 +5,7 @@ What answers contain is left to ``answers.py``, how they are sent to ``exchange.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import replace
 from email.utils import formatdate
@@ -313,8 +314,8 @@ class Simulator:
 
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
-        payload = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        payload = json.loads(body)  # unlike msgspec it accepts half a surrogate pair, as OpenAI does
+    except (ValueError, RecursionError):
         payload = None
     if not isinstance(payload, dict):
         raise Refusal(400, "We could not parse the JSON body of your request. The API expects a JSON payload that is an object.")

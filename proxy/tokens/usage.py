@@ -59,9 +59,11 @@ class _ToolCall(msgspec.Struct):
 
 class _Delta(msgspec.Struct):
     content: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = None  # DeepSeek, SGLang
+    reasoning: str | None = None  # vLLM, OpenRouter
     refusal: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None  # before tools
 
 
 class _Choice(msgspec.Struct):
@@ -140,8 +142,10 @@ def _output_bytes(event: _Event) -> int:
     for choice in event.choices or ():
         texts.append(choice.text)
         if choice.delta is not None:
-            texts += [choice.delta.content, choice.delta.reasoning_content, choice.delta.refusal]
-            texts += [call.function.arguments for call in choice.delta.tool_calls or () if call.function]
+            delta = choice.delta
+            texts += [delta.content, delta.reasoning_content, delta.reasoning, delta.refusal]
+            functions = [delta.function_call, *(call.function for call in delta.tool_calls or ())]
+            texts += [function.arguments for function in functions if function]
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if text)
 
 

@@ -130,6 +130,16 @@ async def test_debt_is_carried_until_refilled(timed, algorithm):
     assert (await ask(timed, (limit, 1))).granted
 
 
+@pytest.mark.parametrize("algorithm", Algorithm)
+async def test_what_costs_nothing_passes_in_debt(timed, algorithm):
+    """A request that uses none of a unit is not refused for the debt of others."""
+    limit = bound(algorithm, rate="60/min")
+    granted = await ask(timed, (limit, 60))
+    await timed.store.settle("w", 1, [Correction(limit, granted.cells[0], 100)])
+    assert not (await ask(timed, (limit, 1))).granted
+    assert (await ask(timed, (limit, 0))).granted
+
+
 async def test_bucket_refund_stops_at_the_capacity(timed):
     """Giving back more than is missing fills the bucket and no more."""
     limit = bound(burst=10)

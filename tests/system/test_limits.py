@@ -112,7 +112,10 @@ async def _leave(gateway: Gateway, simulator: Simulator, script: dict[str, Any],
     )  # fmt: skip
     if after_bytes:
         response = await gateway.http.send(request, stream=True)
-        await anext(response.aiter_raw())
+        text = ""
+        pieces = response.aiter_text()
+        while text.count('"delta":{"content"') < script["hang_after"]:
+            text += await anext(pieces)
         await response.aclose()
     else:
         call = asyncio.create_task(gateway.http.send(request))
@@ -138,12 +141,18 @@ async def test_client_leaves_in_the_middle_of_a_stream(tmp_path: Path) -> None:
         took = await _leave(gateway, simulator, {"tokens": 50, "hang_after": 4}, after_bytes=True, stream=True)
         assert took < 1.0
         await gateway.until(gateway.requests_logged)
-        used = await gateway.used("tpd")
-        assert PROMPT < used < PROMPT + 50
+        streamed = simulator.log[0].tokens_sent
+        assert streamed == 4
+        await gateway.until(lambda: _is_between(gateway, PROMPT + streamed, PROMPT + 3 * streamed))
         assert await gateway.used("rpd") == 1
         samples = await gateway.samples()
         assert samples["sluicegate_in_flight_requests"] == 0
         assert samples["sluicegate_open_streams"] == 0
+
+
+async def _is_between(gateway: Gateway, low: int, high: int) -> bool:
+    """Whether the tokens in use are at least one a chunk, and no more than words can have."""
+    return low <= await gateway.used("tpd") <= high
 
 
 async def test_client_leaves_before_anything_was_sent(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ for i, l in ipairs(limits) do
     wait = window_wait(l, l.total, l.head, l.cell, l.cost, now)
     if type(wait) == 'table' then return wait end
   end
+  if l.cost == 0 then wait = 0 end -- what costs nothing fits, even where there is debt
   if wait < 0 then
     refused, longest = i - 1, -1
     break

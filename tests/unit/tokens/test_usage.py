@@ -163,6 +163,8 @@ def test_error_event_ends_the_stream():
         ([chunk("a"), chunk("b"), chunk("c")], 3),
         ([chunk("é" * 8)], 4),
         ([chunk(None, reasoning_content="x" * 40)], 10),
+        ([chunk(None, reasoning="x" * 40)], 10),
+        ([chunk(None, function_call={"name": "f", "arguments": "x" * 40})], 10),
         ([chunk(None, refusal="x" * 40)], 10),
         ([chunk(None, tool_calls=[{"index": 0, "function": {"arguments": "x" * 40}}, {"index": 1}])], 10),
         ([{"choices": [{"text": "x" * 40}]}], 10),
