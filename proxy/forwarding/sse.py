@@ -11,6 +11,7 @@ import re
 _RECORD_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LONGEST_END = 4
+_BOM = b"\xef\xbb\xbf"
 
 
 class SseSplitter:
@@ -38,6 +39,11 @@ class SseSplitter:
         self._searched = len(self._pending)
         return records
 
+    @property
+    def pending_bytes(self) -> int:
+        """How much of an unfinished record is kept."""
+        return len(self._pending)
+
     def rest(self) -> bytes:
         """What is left when the stream has ended: an unfinished record, or nothing."""
         rest, self._pending, self._searched = bytes(self._pending), bytearray(), 0
@@ -45,8 +51,11 @@ class SseSplitter:
 
 
 def data_of(record: bytes) -> bytes | None:
-    """The record's data, its lines joined by LF; None for a record without any (a comment, a bare event name)."""
+    """The record's data, its lines joined by LF; None for a record without any (a comment, a bare event name).
+
+    A byte order mark, which a stream may begin with, is none of it.
+    """
     if record.startswith(b"data:") and record.endswith(b"\n\n") and record.find(b"\n") == len(record) - 2 and b"\r" not in record:
         return record[5:-2].removeprefix(b" ")  # one line of data: nearly every record there is
-    lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(record) if line.startswith(b"data:")]
+    lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(record.removeprefix(_BOM)) if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None

@@ -30,9 +30,19 @@ _PART_TOKENS = {
     "file": FILE_TOKENS,
     "input_file": FILE_TOKENS,
 }
+# What the flat figure of such a part stands for; text in its other members counts as anywhere.
+_PAYLOAD_MEMBERS = frozenset({"image_url", "input_audio", "file", "file_data", "file_id", "file_url", "detail"})
 _NUMBERS = frozenset({int, float})
 _TEXTUAL = frozenset({str, list, dict})
-_MOST_CONTAINERS = 50_000  # lists and objects that are worth looking into
+_FEW_VALUES = 10_000  # cost nothing to build
+_MOST_VALUES = 100_000  # in all members together; beyond it, they are not built to be measured
+_MOST_LISTS = 50_000  # of numbers
+MOST_STRINGS = 200_000  # in a body, names included
+_LARGE_BYTES = 2**22  # where a wide character would make a string that takes four times the memory
+_SPACES = b" \t\r\n"
+_NUMERIC = b"0123456789+-.eE[]," + _SPACES
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'[]{},"'))
+_NARROW = bytes(range(128)) + b"x" * 128
 WITHOUT_COMPLETION = frozenset({"/embeddings", "/moderations", "/responses/input_tokens"})
 
 
@@ -69,13 +79,19 @@ def estimate(endpoint: str, members: Mapping[str, msgspec.Raw]) -> Estimate:
 
 
 def _prompt_tokens(members: Mapping[str, msgspec.Raw]) -> tuple[int, bool]:
-    size_bytes, tokens, is_guess = 0, 0, False
+    size_bytes, tokens, is_guess, values_left = 0, 0, False, _MOST_VALUES
     for name in _TEXT_MEMBERS:
         raw = members.get(name)
         if raw is None:
             continue
         text = bytes(raw)
-        measured = _measure_text(text)
+        numbers = _numbers_in(text)
+        if numbers is not None:
+            tokens += numbers
+            continue
+        values = _values_in(text)
+        measured = _measure_text(text) if values <= values_left else None
+        values_left -= values if measured else 0
         is_guess = is_guess or measured is None
         text_bytes, part_tokens = measured or (len(text), 0)
         size_bytes += text_bytes
@@ -83,13 +99,48 @@ def _prompt_tokens(members: Mapping[str, msgspec.Raw]) -> tuple[int, bool]:
     return max(1, -(-size_bytes // BYTES_PER_TOKEN) + tokens), is_guess
 
 
-def _measure_text(text: bytes) -> tuple[int, int] | None:
-    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+def _numbers_in(text: bytes) -> int | None:
+    """How many numbers a large list of numbers, or of lists of them, has; None for anything else."""
+    commas = text.count(b",")
+    if commas <= _FEW_VALUES or not text.startswith(b"[") or text.count(b"[") > _MOST_LISTS or text.translate(None, _NUMERIC):
         return None
+    # One more than commas, but for empty lists.
+    return commas + 1 - text.translate(None, _SPACES).count(b"[]")
+
+
+def _values_in(text: bytes) -> int:
+    """What the text costs to build, at most: its values, where a list or an object counts twice."""
+    values = _structure(text)
+    if values > _FEW_VALUES:
+        outside = outside_strings(text)
+        values = _MOST_VALUES + 1 if outside is None else _structure(outside)
+    return values
+
+
+def _structure(text: bytes) -> int:
+    return text.count(b",") + 2 * (text.count(b"[") + text.count(b"{"))
+
+
+def _measure_text(text: bytes) -> tuple[int, int] | None:
+    if len(text) > _LARGE_BYTES and not text.isascii():
+        text = text.translate(_NARROW)  # byte for byte: lengths are the same
     try:
         return _measure(msgspec.json.decode(text))
     except (msgspec.DecodeError, RecursionError):  # such as 1e400, which the upstream may well accept
         return None
+
+
+def outside_strings(text: bytes) -> bytes | None:
+    """Brackets, braces and commas of a JSON text that stand outside its strings; None beyond ``MOST_STRINGS`` of these.
+
+    For another text the result means nothing. Works by whole-text passes: the regular expression for a string is far slower.
+    """
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    text = text.translate(None, _NO_STRUCTURE)
+    if text.count(b'"') > 2 * MOST_STRINGS:
+        return None
+    return b"".join(text.split(b'"')[::2])
 
 
 def _measure(value: Any) -> tuple[int, int]:
@@ -107,15 +158,26 @@ def _measure(value: Any) -> tuple[int, int]:
             else:
                 pending += current
         elif kind is dict:
-            part = current.get("type")
-            flat = _PART_TOKENS.get(part) if isinstance(part, str) else None
-            if flat is not None:
-                tokens += LOW_DETAIL_IMAGE_TOKENS if flat is IMAGE_TOKENS and _is_low_detail(current) else flat
-            else:
-                pending += [member for name, member in current.items() if type(member) in _TEXTUAL and name != "type"]
+            flat = _flat_tokens(current)
+            tokens += flat
+            passed_over = _PAYLOAD_MEMBERS if flat else ()
+            pending += [
+                member
+                for name, member in current.items()
+                if type(member) in _TEXTUAL and name != "type" and name not in passed_over
+            ]
         elif kind in _NUMBERS:
             tokens += 1
     return size_bytes, tokens
+
+
+def _flat_tokens(value: dict[str, Any]) -> int:
+    """The figure for a part that holds an image, audio or a file; 0 for any other object, a message among them."""
+    part = value.get("type")
+    if not isinstance(part, str) or part not in _PART_TOKENS or "role" in value:
+        return 0
+    tokens = _PART_TOKENS[part]
+    return LOW_DETAIL_IMAGE_TOKENS if tokens == IMAGE_TOKENS and _is_low_detail(value) else tokens
 
 
 def _is_low_detail(part: dict[str, Any]) -> bool:

@@ -37,71 +37,94 @@ class Usage:
     total_tokens: int
 
 
+# Each member stays raw until it is read on its own: one of an unexpected type must not hide another.
+_ABSENT = msgspec.Raw(b"null")
+_BOM = b"\xef\xbb\xbf"
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: float | None = None  # some servers write 12.0; msgspec takes 12 for a float as well
-    completion_tokens: float | None = None
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    total_tokens: float | None = None
+    prompt_tokens: msgspec.Raw = _ABSENT
+    completion_tokens: msgspec.Raw = _ABSENT
+    input_tokens: msgspec.Raw = _ABSENT
+    output_tokens: msgspec.Raw = _ABSENT
+    total_tokens: msgspec.Raw = _ABSENT
 
 
 class _Body(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-class _Function(msgspec.Struct):
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None  # DeepSeek, SGLang
-    reasoning: str | None = None  # vLLM, OpenRouter
-    refusal: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    function_call: _Function | None = None  # before tools
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
+    usage: msgspec.Raw = _ABSENT
 
 
 class _Event(msgspec.Struct):
-    type: str | None = None
-    usage: _Usage | None = None
-    choices: list[_Choice] | None = None
-    response: _Body | None = None
-    delta: Any = None
+    type: msgspec.Raw = _ABSENT
+    usage: msgspec.Raw = _ABSENT
+    choices: msgspec.Raw = _ABSENT
+    response: msgspec.Raw = _ABSENT
+    message: msgspec.Raw = _ABSENT  # Anthropic's first event
+    delta: msgspec.Raw = _ABSENT
 
 
+_OUTPUT_MEMBERS = frozenset(
+    {
+        "delta",
+        "content",
+        "reasoning_content",  # DeepSeek, SGLang
+        "reasoning",  # vLLM, OpenRouter
+        "refusal",
+        "tool_calls",
+        "function_call",  # before tools
+        "function",
+        "arguments",
+        "text",
+        "thinking",  # Mistral, Anthropic
+        "partial_json",  # Anthropic
+    }
+)
 _body_decoder = msgspec.json.Decoder(_Body)
 _event_decoder = msgspec.json.Decoder(_Event)
+_usage_decoder = msgspec.json.Decoder(_Usage | None)
+_number_decoder = msgspec.json.Decoder(float)  # some servers write 12.0; msgspec takes 12 for a float as well
 
 
 def usage_of_body(body: bytes) -> Usage | None:
     """The usage that a JSON answer reports, in any of OpenAI's shapes; None where it has none that can be read."""
     try:
-        return _usage(_body_decoder.decode(body).usage)
+        return _usage(_body_decoder.decode(body.removeprefix(_BOM)).usage)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _usage(found: _Usage | None) -> Usage | None:
+def _usage(raw: msgspec.Raw) -> Usage | None:
+    if raw is _ABSENT:
+        return None
+    try:
+        found = _usage_decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
     if found is None:
         return None
-    inputs = found.prompt_tokens if found.prompt_tokens is not None else found.input_tokens
-    outputs = found.completion_tokens if found.completion_tokens is not None else found.output_tokens
-    if inputs is None and outputs is None and found.total_tokens is None:
+    inputs = _larger(found.prompt_tokens, found.input_tokens)
+    outputs = _larger(found.completion_tokens, found.output_tokens)
+    total = _number(found.total_tokens)
+    if inputs is None and outputs is None and total is None:
         return None
-    total = found.total_tokens if found.total_tokens is not None else (inputs or 0) + (outputs or 0)
-    counts = (inputs or 0, outputs if outputs is not None else max(0, total - (inputs or 0)), total)
+    if outputs is None:
+        outputs = max(0, (total or 0) - (inputs or 0))
+    counts = (inputs or 0, outputs, max(total or 0, (inputs or 0) + outputs))
     # A count that no limit could hold is a fault of the upstream's, not something to charge.
-    return Usage(*map(math.ceil, counts)) if min(counts) >= 0 and max(counts) <= MOST_TOKENS else None
+    return Usage(*map(math.ceil, counts)) if min(*counts, total or 0) >= 0 and max(counts) <= MOST_TOKENS else None
+
+
+def _number(raw: msgspec.Raw) -> float | None:
+    if raw is _ABSENT:
+        return None
+    try:
+        return _number_decoder.decode(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+def _larger(first: msgspec.Raw, second: msgspec.Raw) -> float | None:
+    return max((count for raw in (first, second) if (count := _number(raw)) is not None), default=None)
 
 
 @dataclass(slots=True)
@@ -127,26 +150,59 @@ class StreamMeter:
             event = _event_decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError):
             return False  # not an event that we know: it passes, and counts nothing
-        reported = _usage(event.usage) or (_usage(event.response.usage) if event.response else None)
+        reported = _usage(event.usage)
+        if reported is None and (event.response is not _ABSENT or event.message is not _ABSENT):
+            reported = _inner_usage(event.response) or _inner_usage(event.message)
         if reported is not None and reported.total_tokens:  # Ollama writes zeros on every chunk before the last
-            self.usage = reported
-        self.is_finished = self.is_finished or event.type in _TERMINAL_TYPES
-        size_bytes = _output_bytes(event)
+            self.usage = _joined(self.usage, reported)
+        if event.type is not _ABSENT:
+            kind = _value(event.type)
+            self.is_finished = self.is_finished or (isinstance(kind, str) and kind in _TERMINAL_TYPES)
+        choices, delta = _value(event.choices), _value(event.delta)
+        size_bytes = _output_bytes([choices, delta])
         self._output_bytes += size_bytes
         self._events_with_output += size_bytes > 0
-        return reported is not None and event.choices == []
+        return reported is not None and choices == []
 
 
-def _output_bytes(event: _Event) -> int:
-    texts: list[str | None] = [event.delta] if isinstance(event.delta, str) else []
-    for choice in event.choices or ():
-        texts.append(choice.text)
-        if choice.delta is not None:
-            delta = choice.delta
-            texts += [delta.content, delta.reasoning_content, delta.reasoning, delta.refusal]
-            functions = [delta.function_call, *(call.function for call in delta.tool_calls or ())]
-            texts += [function.arguments for function in functions if function]
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if text)
+def _value(raw: msgspec.Raw) -> Any:
+    if raw is _ABSENT:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _inner_usage(raw: msgspec.Raw) -> Usage | None:
+    try:
+        return _usage(_body_decoder.decode(raw).usage)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _joined(known: Usage | None, reported: Usage) -> Usage:
+    """The larger of each count: usage grows, and some servers report the input first and the output last."""
+    if known is None:
+        return reported
+    inputs = max(known.input_tokens, reported.input_tokens)
+    outputs = max(known.output_tokens, reported.output_tokens)
+    return Usage(inputs, outputs, max(known.total_tokens, reported.total_tokens, inputs + outputs))
+
+
+def _output_bytes(value: Any) -> int:
+    """Bytes of text in the members that carry output, in any nesting of them and of lists."""
+    size_bytes, pending = 0, [value]
+    while pending:
+        current = pending.pop()
+        kind = type(current)
+        if kind is str:
+            size_bytes += len(current) if current.isascii() else len(current.encode("utf-8", "surrogatepass"))
+        elif kind is list:
+            pending += current
+        elif kind is dict:
+            pending += [member for name, member in current.items() if member and name in _OUTPUT_MEMBERS]
+    return size_bytes
 
 
 class Ending(StrEnum):

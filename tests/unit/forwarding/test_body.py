@@ -50,6 +50,12 @@ def read(text):
         (b'{"a":' + b"[" * 300 + b"]" * 300 + b"}", "nested more than 256"),
         (b"[" * 100_000, "nested more than 256"),
         (b"{" + b",".join(b'"%d":1' % number for number in range(10_001)) + b"}", "more than 10000 members"),
+        (b'{"' + b"a" * 100_001 + b'":1}', "more than 100000 characters"),
+        (b'{"x":[' + b'"",' * 200_000 + b'""]}', "more than 200000 strings"),
+        (b'{"x":[' + b"{}," * 200_000 + b"1]}", "more than 200000 lists and objects"),
+        (b'{"x":1,"x":"' + b"a" * 2**20 + b'"}', "duplicate members"),
+        (b'{"x":"' + b"a" * (2**20 - 7) + b'\xc3"}', f"UTF-8 at byte {2**20 - 1}"),
+        (b'{"x":"' + "é".encode() * 2**20 + b"\xc3", f"UTF-8 at byte {6 + 2**21}"),
     ],
     ids=lambda value: repr(value[:20]),
 )
@@ -66,6 +72,9 @@ def test_unusable_bodies_are_refused(text, says):
         b" { } ",
         b'\xef\xbb\xbf{"model":"m"}',
         b'{"a":"' + b"[" * 1000 + b'"}',
+        b'{"a":"' + b'\\\\\\"[' * 300_000 + b'\\\\"}',
+        b'{"a":"' + b'\\"' * 500_000 + b'"}',
+        b'{"a":"x' + "é".encode() * 2**20 + b'"}',
         b'{"a":"' + b'\\"[' * 1000 + b'"}',
         b'{"a":' + b"[" * 255 + b"]" * 255 + b"}",
         b'{"a":[' + b"[]," * 1000 + b"{}]}",
@@ -74,6 +83,7 @@ def test_unusable_bodies_are_refused(text, says):
         b'{"model":"m\\ud83d"}',
         b'{"\\ud83d":1,"\\uDE00":"\\ude00\\ud83d"}',
         b'{"metadata":{"x":"\\\\\\ud83d"},"y":"\\\\ud83d","content":"a\\ud83d\\ud83d\\ude00\\ude00b"}',
+        b'{"a":"\\\\ud83d\\ude00"}',
         b'{"a":"\\ud83d","a":"\\ude00"}',
         b'{"a":1,"a":2}',
         b'{"":1,"":{"}":"]"}}',
@@ -170,6 +180,18 @@ def test_members_of_a_wrong_type(member, values):
         assert caught.value.param == "x"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Model", "model"), ("MODEL", "model"), ("N", "n"), ("me\u017f\u017fages", "messages")]
+)
+def test_read_member_in_other_case_is_refused(name, expected):
+    """Servers that match names in any case would read another value than the one held to its limits."""
+    for text in ('{"%s":1}', '{"model":"m","%s":1}', '{"x":1,"x":2,"%s":1}'):
+        with pytest.raises(InvalidRequest, match=f"'{name}'.*'{expected}'") as caught:
+            read((text % name).encode())
+        assert caught.value.param == name
+    assert read(b'{"x":{"Model":1},"Temperature":1}').members.keys() == {"x", "Temperature"}
+
+
 BIG = 5_000_000
 MANY_BRACKETS = b'{"y":[' + b"[]," * 300 + b"[]]"
 
@@ -198,6 +220,10 @@ MANY_BRACKETS = b'{"y":[' + b"[]," * 300 + b"[]]"
         b"{" + b",".join([b'"x":1'] * (BIG // 6)) + b"}",
         b"{" + b",".join([b'"%d":1' % number for number in range(BIG // 12)]) + b"}",
         b'{"x":[' + b'"",' * (BIG // 3) + b'""]}',
+        b'{"x":[' + b'"ab",' * (BIG // 5) + b'""]}',
+        b'{"x":1,"x":[' + b"12," * (BIG // 3) + b"1]}",
+        b'{"' + b"\\\\" * (BIG // 2) + b'":1}',
+        b'{"x":"\\ud83d' + b"\\\\" * (BIG // 2) + b'"}',
     ],
     ids=lambda text: f"{text[:16]!r}...{text[-8:]!r}",
 )
@@ -211,7 +237,7 @@ def test_hostile_body_takes_no_time(text):
 
 def test_long_strings_take_no_memory():
     """Walking over a long string needs no memory for each of its bytes."""
-    text = b'{"x":1,"x":2,"' + b'\\"' * 500_000 + b'":"' + b"a\\\\" * 300_000 + b'"}'
+    text = b'{"x":1,"x":2,"' + b'\\"' * 90_000 + b'":"' + b"a\\\\" * 200_000 + b'"}'
     tracemalloc.start()
     read(text)
     _, peak_bytes = tracemalloc.get_traced_memory()

@@ -43,6 +43,8 @@ def test_records(chunks, records, rest):
         (b"event: x\ndata: a\nid: 1\n\n", b"a"),
         (b"\n\ndata: a\n\n", b"a"),
         (b"data: a", b"a"),
+        (b"\xef\xbb\xbfdata: a\n\n", b"a"),
+        (b"\xef\xbb\xbf: ping\n\n", None),
         (b": data: a\n\n", None),
         (b"event: done\n\n", None),
         (b"database: a\n\n", None),

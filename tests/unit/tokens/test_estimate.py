@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 
 import msgspec
 import pytest
 
+from proxy.errors import InvalidRequest
 from proxy.forwarding.body import read_json_body
 from proxy.tokens.estimate import (
     AUDIO_TOKENS,
@@ -50,6 +52,10 @@ def user(content):
         (user([{"type": "input_audio", "input_audio": {"data": "A" * 9000, "format": "wav"}}]), AUDIO_TOKENS + 1),
         (user([{"type": "file", "file": {"file_data": "A" * 9000}}]), FILE_TOKENS + 1),
         (user([{"type": "text", "text": "x" * 40}, {"type": "image_url", "image_url": {"url": "u"}}]), IMAGE_TOKENS + 11),
+        ([{"role": "user", "type": "file", "content": "x" * 4000}], 1001),
+        ([{"type": "file", "content": "x" * 4000}], FILE_TOKENS + 1000),
+        (user([{"type": "image_url", "image_url": {"url": "A" * 9000}, "text": "x" * 4000}]), IMAGE_TOKENS + 1001),
+        (user([{"type": "text", "text": "x" * 40, "file": "y" * 40}]), 21),
         ([{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "x" * 87}}]}], 25),
         ([], 1),
         ({}, 1),
@@ -88,6 +94,36 @@ def test_prompt_of_messages(messages, tokens):
 def test_prompt_of_other_members(members, tokens):
     """Prompts, inputs, instructions and tools count; token arrays by their length; what is no prompt does not."""
     assert of("/responses", **members).prompt_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("content", "tokens"),
+    [
+        (b"[" + b"12345," * 300_000 + b"7]", 300_001),
+        (b"[" + b"[1, 2,3]," * 40_000 + b"[ ],[[]],[4]]", 120_001),
+        (b'"' + "é😀".encode() * 1_000_000 + b'"', 1_500_000),
+        (b'["' + b"x{},[]" * 100_000 + b'","' + b'\\"' * 4000 + b'"]', 151_000),
+    ],
+    ids=["tokens", "lists of tokens", "wide text", "code"],
+)
+def test_large_honest_prompt_is_exact(content, tokens):
+    """Token arrays of any length, megabytes of text in any script and brackets inside strings are no guess."""
+    found = estimate("/embeddings", {"input": msgspec.Raw(content)})
+    assert (found.prompt_tokens, found.is_guess_of_size) == (tokens, False)
+
+
+@pytest.mark.parametrize("content", [b'["a",' + b"1," * 100_001 + b"1]", b"[" + b'"",' * 200_001 + b'""]'])
+def test_prompt_of_too_many_values_is_guessed_by_its_size(content):
+    """Values by the hundred thousand are not built to be measured."""
+    found = estimate("/embeddings", {"input": msgspec.Raw(content)})
+    assert (found.prompt_tokens, found.is_guess_of_size) == (-(-len(content) // 4), True)
+
+
+def test_many_values_in_several_members_are_too_many():
+    """What may be built to be measured is shared by all members."""
+    values = msgspec.Raw(b'["a",' + b"1," * 60_000 + b"1]")
+    assert not estimate(CHAT, {"messages": values}).is_guess_of_size
+    assert estimate(CHAT, {"messages": values, "prompt": values}).is_guess_of_size
 
 
 @pytest.mark.parametrize(
@@ -152,6 +188,7 @@ def test_hostile_prompt_takes_no_time(content):
     """Five megabytes of brackets, backslashes or numbers are read and measured in a fraction of a second."""
     text = b'{"messages":' + content + b"}"
     began = time.process_time()
-    found = estimate(CHAT, read_json_body(text, read_members=frozenset({"messages"})).members)
+    with contextlib.suppress(InvalidRequest):
+        assert estimate(CHAT, read_json_body(text, read_members=frozenset({"messages"})).members).prompt_tokens >= 1
+    assert estimate(CHAT, {"messages": msgspec.Raw(content)}).prompt_tokens >= 1
     assert time.process_time() - began < 0.9
-    assert found.prompt_tokens >= 1

@@ -44,6 +44,9 @@ RESPONSES_USAGE = {
         ({"prompt_tokens": 12.0, "completion_tokens": 3.0, "total_tokens": 15.0}, Usage(12, 3, 15)),
         ({"prompt_tokens": 12.2, "completion_tokens": 3}, Usage(13, 3, 16)),
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, Usage(0, 0, 0)),
+        ({"prompt_tokens": 1000, "completion_tokens": 500, "total_tokens": 0}, Usage(1000, 500, 1500)),
+        ({"prompt_tokens": [9], "completion_tokens": 7, "total_tokens": "16"}, Usage(0, 7, 7)),
+        ({"prompt_tokens": 0, "input_tokens": 9, "output_tokens": 7}, Usage(9, 7, 16)),
         ({"type": "duration", "seconds": 12.5}, None),
         ({}, None),
         (None, None),
@@ -123,6 +126,39 @@ def test_usage_on_every_chunk():
     assert hidden == [False, False]
 
 
+def test_usage_in_two_events():
+    """The larger of each count is kept: input comes in the first event, output in the last (Anthropic's way)."""
+    first = {"type": "message_start", "message": {"usage": {"input_tokens": 100, "output_tokens": 1}}}
+    text = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x" * 40}}
+    last = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 50}}
+    meter, _ = see(first, text, last)
+    assert meter.usage == Usage(100, 50, 150)
+    assert meter.counted_tokens == 10
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"choices": 7},
+        {"choices": [7, None, {"delta": 7}, {"delta": {"content": 7, "tool_calls": {}}}]},
+        {"choices": [{"delta": {"content": [{"type": "text", "text": "abcd"}]}}]},
+        {"type": 7, "delta": [7], "response": 7, "message": "x"},
+        {"type": ["error"], "choices": "x", "response": {"usage": 7}},
+    ],
+)
+def test_odd_member_hides_no_usage(odd):
+    """A member of an unexpected type leaves the usage beside it as it is."""
+    meter, hidden = see({**odd, "usage": CHAT_USAGE})
+    assert (meter.usage, meter.is_finished, hidden) == (Usage(9, 12, 21), False, [False])
+
+
+def test_odd_number_hides_no_usage():
+    """Not even a number that no double holds, or nesting without end, hides the usage beside it."""
+    nested = b"[" * 800 + b"]" * 800
+    meter, _ = see(b'{"delta":' + nested + b',"choices":[{"logprobs":-1e400}],"usage":{"prompt_tokens":1e400,"total_tokens":5}}')
+    assert meter.usage == Usage(0, 5, 5)
+
+
 def test_zero_usage_on_chunks_is_none():
     """Zeros on every chunk before the last are no usage: a stream that is cut there is booked by our own count."""
     meter, _ = see({"choices": [{"text": "abcdefgh"}], "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}})
@@ -168,6 +204,15 @@ def test_error_event_ends_the_stream():
         ([chunk(None, refusal="x" * 40)], 10),
         ([chunk(None, tool_calls=[{"index": 0, "function": {"arguments": "x" * 40}}, {"index": 1}])], 10),
         ([{"choices": [{"text": "x" * 40}]}], 10),
+        ([chunk([{"type": "thinking", "thinking": [{"type": "text", "text": "x" * 40}]}, {"type": "text", "text": "y" * 40}])], 20),
+        (
+            [
+                chunk("x" * 40, tool_calls="y" * 8),
+                chunk(7),
+                {"choices": [{"delta": {"content": "x" * 4}, "logprobs": {"content": "y"}}]},
+            ],
+            13,
+        ),
         ([{"choices": [{"delta": {"content": "x" * 8}}, {"delta": {"content": "x" * 8}}]}], 4),
         ([{"type": "response.output_text.delta", "delta": "x" * 40, "obfuscation": "y" * 90}], 10),
         ([{"type": "transcript.text.delta", "delta": "x" * 40}], 10),
