@@ -31,9 +31,9 @@ from proxy.metrics import Metrics
 from proxy.upstreams.pool import KeyPool
 
 
-def make_store(url: str) -> RedisStore:
+def make_store(url: str, clock: Clock) -> RedisStore:
     """The shared store at ``url``."""
-    return RedisStore(url)
+    return RedisStore(url, clock)
 
 
 @dataclass(frozen=True, slots=True)

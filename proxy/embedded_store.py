@@ -83,8 +83,9 @@ class EmbeddedStore:
         self._data_dir.store_files.mkdir(mode=0o700, exist_ok=True)
         # Paths of unix sockets are short (107 bytes): not below the data directory, which may lie anywhere.
         self._socket_dir = Path(tempfile.mkdtemp(prefix="sluicegate-"))
-        await self._launch(binary)
+        # Before the launch: whoever comes after a kill in between must find the server.
         self._data_dir.name_store_socket(self.socket)
+        await self._launch(binary)
         self._supervisor = asyncio.create_task(self._supervise(binary))
 
     async def _take_lock(self) -> None:
@@ -92,10 +93,10 @@ class EmbeddedStore:
             return
         left_behind = self._data_dir.store_socket()
         self._log.info("ending_store_left_behind", socket=str(left_behind))
-        if left_behind is not None:
-            await shut_down(left_behind)
         deadline = self._clock.monotonic() + _STOP_WITHIN_S
         while not self._lock.take():
+            if left_behind is not None:
+                await shut_down(left_behind)  # again and again: it may be loading, or not listen yet
             if self._clock.monotonic() > deadline:
                 raise StartupError(
                     f"A store is still running on {self._data_dir.store_files} and does not end: stop that process first."

@@ -186,7 +186,7 @@ class Control:
             control_socket = await self._bind(has_predecessor)
             cleanup.callback(self._close_listeners)
             store_url = await self._start_store(cleanup)
-            store = make_store(store_url)
+            store = make_store(store_url, self._clock)
             cleanup.push_async_callback(store.close)
             await self._check_store(store)
             metrics.wipe(self._data_dir.metrics_files)

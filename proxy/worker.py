@@ -100,7 +100,7 @@ def main() -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(order))
-    except StartupError as error:
+    except (StartupError, OSError) as error:
         logger("worker").error("worker_failed", reason=str(error))
         sys.exit(2)
 
@@ -115,7 +115,8 @@ async def _run(order: WorkerOrder) -> None:
     workers.take(is_shared=True)
     metrics.use_slot(data_dir.metrics_files, order.slot)
     config = load_config(Path(order.config), os.environ.get)
-    plane = build_data_plane(config, make_store(os.environ["SLUICEGATE_STORE_URL"]), Clock(), CollectorRegistry())
+    clock = Clock()
+    plane = build_data_plane(config, make_store(os.environ["SLUICEGATE_STORE_URL"], clock), clock, CollectorRegistry())
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=order.link_fd))
     orphaned = asyncio.create_task(_watch_link(reader, stop))
 

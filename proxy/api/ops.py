@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from proxy.clock import Clock
-from proxy.errors import StoreUnavailable
+from proxy.errors import MetricsUnavailable, StoreUnavailable
 from proxy.limits.model import BoundLimit, Level
 from proxy.limits.store import Store
 from proxy.metrics import LimitLevels, expose
@@ -50,9 +50,7 @@ class LevelReader:
         return LimitLevels(self.service, self.bounds, levels, self.clock.monotonic() - started)
 
     async def _levels(self) -> tuple[Level, ...]:
-        if not self.bounds:
-            await self.store.ping()
-            return ()
+        await self.store.ping()
         return await self.store.peek([bound for _, bound in self.bounds])
 
 
@@ -80,7 +78,12 @@ def routes(reader: LevelReader, readiness: Callable[[], Readiness], metrics_file
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        text = await asyncio.to_thread(expose, metrics_files, await reader.read(), version)
+        try:
+            text = await asyncio.to_thread(expose, metrics_files, await reader.read(), version)
+        except (OSError, ValueError) as error:
+            raise MetricsUnavailable(
+                f"The metrics files can't be read ({type(error).__name__}): is the data directory gone?"
+            ) from error
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -56,9 +56,14 @@ def wait_us(state: State, demand: Demand, now_us: int) -> int:
     return sliding_window.wait_us(state.windows.get(bound.key), demand.cost, limit.capacity, bound.period_us, now_us)
 
 
-def admit(state: State, demands: Sequence[Demand], time_us: int) -> Admission:
-    """Charge every demand, or none. On refusal the reply names the demand that must wait longest, never (-1) before any."""
+def admit(state: State, demands: Sequence[Demand], time_us: int, deadline_us: int | None = None) -> Admission:
+    """Charge every demand, or none. On refusal the reply names the demand that must wait longest, never (-1) before any.
+
+    Past the deadline, in store time, the call has no effect: whoever asked has given up, and must not be charged.
+    """
     now_us = now(state, time_us)
+    if deadline_us is not None and now_us > deadline_us:
+        return Admission(granted=False, now_us=now_us, refused=-1, wait_us=0, levels=(), cells=())
     refused, longest = -1, 0
     for number, demand in enumerate(demands):
         wait = wait_us(state, demand, now_us)

@@ -129,6 +129,7 @@ class Level:
 class Admission:
     """The script's answer: granted with one level and one window cell per demand, or refused by demand number ``refused``.
 
+    A stale call, one that reached the store after its deadline, has no effect and is neither granted nor refused by a limit.
     ``wait_us`` is the earliest wait after which this very request would be granted if nobody else came; -1 means never.
     """
 
@@ -138,6 +139,11 @@ class Admission:
     wait_us: int
     levels: tuple[Level, ...]
     cells: tuple[int, ...]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the call came too late: nothing was charged."""
+        return not self.granted and self.refused < 0
 
     @property
     def is_too_large(self) -> bool:

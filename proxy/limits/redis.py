@@ -18,6 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
+from proxy.clock import Clock
 from proxy.errors import StartupError, StoreUnavailable
 from proxy.limits.model import Admission, Algorithm, BoundLimit, Correction, Demand, Level
 from proxy.logs import logger
@@ -27,9 +28,11 @@ OLDEST_SERVER = (6, 2)
 
 _CLOCK_KEY = "sg:{d:0}:clock"
 _SETTLED_KEY = "sg:{d:0}:settled:"
+_PING_KEY = "sg:{d:0}:ping"
 _MOST_PER_PIPELINE = 64  # a longer one would hold the server for everybody else
 _MOST_CONNECTIONS = 16
 _PEEK_AT_ONCE = 100  # limits read by one script call
+_FADE_US = 100  # a reply; more than two clocks drift apart between replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class _Call:
 class RedisStore:
     """``fake_time_us`` is for tests: it replaces the server's clock in every script."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Clock) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=_MOST_CONNECTIONS,
@@ -76,6 +79,8 @@ class RedisStore:
         self._waiting: list[_Call] = []
         self._flushes: set[asyncio.Task[None]] = set()
         self._log = logger("store")
+        self._clock = clock
+        self._ahead_us: int | None = None  # store time minus ours
         self.fake_time_us: int | None = None
 
     async def admit(self, demands: Sequence[Demand]) -> Admission:
@@ -84,9 +89,12 @@ class RedisStore:
         arguments: list[Argument] = []
         for demand in demands:
             arguments += (*_describe(demand.bound), demand.cost)
-        reply = cast("list[int]", await self._call(ADMIT, [_CLOCK_KEY, *keys], [self._time(), *arguments]))
+        deadline = await self._deadline()
+        reply = cast("list[int]", await self._call(ADMIT, [_CLOCK_KEY, *keys], [self._time(), deadline, *arguments]))
         granted, now_us, refused, wait_us, *levels = reply
-        return Admission(
+        if self.fake_time_us is None:
+            self._note_store_time(now_us)
+        admission = Admission(
             granted=bool(granted),
             now_us=now_us,
             refused=refused,
@@ -94,6 +102,9 @@ class RedisStore:
             levels=tuple(Level(levels[i], levels[i + 1]) for i in range(0, len(levels), 3)),
             cells=tuple(levels[2::3]) if granted else (),
         )
+        if admission.is_stale:
+            raise _unavailable(TimeoutError("the store decided after the deadline"))
+        return admission
 
     async def settle(self, worker: str, sequence: int, corrections: Sequence[Correction]) -> int:
         """See ``store.Store``."""
@@ -118,10 +129,10 @@ class RedisStore:
         return [Level(reply[i], reply[i + 1]) for i in range(0, len(reply), 2)]
 
     async def ping(self) -> None:
-        """See ``store.Store``."""
+        """See ``store.Store``. It writes: a server with a full disk or memory still reads, and can't hold limits."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                await self._redis.ping()
+                await self._redis.set(_PING_KEY, 1, px=60_000)
         except (RedisError, OSError, TimeoutError) as error:
             raise _unavailable(error) from error
 
@@ -148,6 +159,30 @@ class RedisStore:
 
     # one pipeline per event-loop turn -----------------------------------------------------------------------------------
 
+    def _our_time_us(self) -> int:
+        return int(self._clock.monotonic() * 1e6)
+
+    async def _deadline(self) -> Argument:
+        """Store time until which an admission that starts now may take effect: as long as its caller waits for it."""
+        if self.fake_time_us is not None:
+            return ""
+        if self._ahead_us is None:
+            self._ahead_us = await self._server_time_us() - self._our_time_us()
+        return self._our_time_us() + self._ahead_us + int(ANSWER_WITHIN_S * 1e6)
+
+    def _note_store_time(self, store_us: int) -> None:
+        """Follow the store's clock. A reply that lay in the socket shows too little, so the largest seen holds, fading slowly."""
+        seen = store_us - self._our_time_us()
+        self._ahead_us = seen if self._ahead_us is None else max(seen, self._ahead_us - _FADE_US)
+
+    async def _server_time_us(self) -> int:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                seconds, microseconds = await self._redis.time()
+                return int(seconds) * 1_000_000 + int(microseconds)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
+
     def _time(self) -> Argument:
         return "" if self.fake_time_us is None else self.fake_time_us
 
@@ -169,38 +204,39 @@ class RedisStore:
     async def _flush(self, calls: list[_Call]) -> None:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                forgotten = _hand_out(calls, await self._execute(calls))
+                forgotten = self._hand_out(calls, await self._execute(calls))
                 if forgotten:
                     # None of these ran, so sending them again charges nothing twice.
                     for script in {call.script.sha: call.script for call in forgotten}.values():
                         await self._redis.script_load(script.text)
-                    _hand_out(forgotten, await self._execute(forgotten), is_last=True)
+                    self._hand_out(forgotten, await self._execute(forgotten), is_last=True)
         except Exception as error:  # noqa: BLE001  (whatever it is, nobody may wait for ever; uvloop raises RuntimeError here)
-            self._log.warning("store_call_failed", error=type(error).__name__, calls=len(calls))
+            self._log.warning("store_call_failed", error=type(error).__name__, reason=str(error)[:200], calls=len(calls))
             for call in calls:
                 if not call.reply.done():
                     call.reply.set_exception(_unavailable(error))
+
+    def _hand_out(self, calls: list[_Call], replies: list[Any], *, is_last: bool = False) -> list[_Call]:
+        """Give each waiter its own reply or error. Returns the calls whose script the server does not know (none if last)."""
+        forgotten, errors = [], set()
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, NoScriptError) and not is_last:
+                forgotten.append(call)
+            elif isinstance(reply, Exception):
+                errors.add(str(reply)[:200])  # such as MISCONF for a full disk, or OOM
+                if not call.reply.done():
+                    call.reply.set_exception(_unavailable(reply))
+            elif not call.reply.done():  # else the waiter was cancelled
+                call.reply.set_result(reply)
+        for error in sorted(errors):
+            self._log.error("store_refused", reason=error)
+        return [call for call in forgotten if not call.reply.done()]
 
     async def _execute(self, calls: list[_Call]) -> list[Any]:
         pipeline = self._redis.pipeline(transaction=False)
         for call in calls:
             pipeline.evalsha(call.script.sha, len(call.keys), *call.keys, *call.arguments)
         return await pipeline.execute(raise_on_error=False)
-
-
-def _hand_out(calls: list[_Call], replies: list[Any], *, is_last: bool = False) -> list[_Call]:
-    """Give each waiter its own reply or error. Returns the calls whose script the server does not know (none if last)."""
-    forgotten = []
-    for call, reply in zip(calls, replies, strict=True):
-        if call.reply.done():  # the waiter was cancelled
-            continue
-        if isinstance(reply, NoScriptError) and not is_last:
-            forgotten.append(call)
-        elif isinstance(reply, Exception):
-            call.reply.set_exception(_unavailable(reply))
-        else:
-            call.reply.set_result(reply)
-    return forgotten
 
 
 def _describe(bound: BoundLimit) -> tuple[Argument, Argument, Argument, Argument]:

@@ -15,7 +15,10 @@ class Store(Protocol):
     """Shared state of all workers. Every method raises StoreUnavailable within a bounded time when there is no answer."""
 
     async def admit(self, demands: Sequence[Demand]) -> Admission:
-        """Charge every demand or none, atomically. Never repeated by the store: an unclear outcome is StoreUnavailable."""
+        """Charge every demand or none, atomically. Never repeated by the store: an unclear outcome is StoreUnavailable.
+
+        Every call carries a deadline in the store's time, so that one which waits out a pause of the store charges nothing.
+        """
         ...
 
     async def settle(self, worker: str, sequence: int, corrections: Sequence[Correction]) -> int:
@@ -27,7 +30,7 @@ class Store(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Return when the store answers."""
+        """Return when the store answers and can be written to."""
         ...
 
     async def close(self) -> None:

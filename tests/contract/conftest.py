@@ -14,6 +14,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as NotYet
 
+from proxy.clock import Clock
 from proxy.embedded_store import find_server
 from proxy.limits.memory import MemoryStore
 from proxy.limits.redis import RedisStore
@@ -95,7 +96,7 @@ def client(server_url: str) -> Iterator[Redis]:
 @pytest.fixture
 async def redis_store(server_url: str, client: Redis) -> AsyncIterator[RedisStore]:
     """A store on an emptied server, its clock standing still."""
-    store = RedisStore(server_url)
+    store = RedisStore(server_url, Clock())
     store.fake_time_us = START_US
     yield store
     await store.close()
@@ -124,7 +125,7 @@ async def timed(request: pytest.FixtureRequest) -> AsyncIterator[Timed]:
     url = _url_of(request.param, request)
     with Redis.from_url(url) as plain:
         plain.flushdb()
-    store = RedisStore(url)
+    store = RedisStore(url, Clock())
     store.fake_time_us = START_US
     yield Timed(store, lambda value: setattr(store, "fake_time_us", value))
     await store.close()

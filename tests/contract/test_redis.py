@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 
 import pytest
 import uvloop
 from redis import Redis
 
+from proxy.clock import Clock
 from proxy.errors import StartupError, StoreUnavailable
 from proxy.limits import redis as redis_module
 from proxy.limits.model import Algorithm, Correction, Demand, Limit, Rate, Unit, bind
@@ -54,7 +56,7 @@ async def test_forgotten_scripts_in_many_pipelines(redis_store, client):
 
 async def test_concurrent_stores_share_one_limit(server_url, client):
     """Two hundred calls through four stores at once take exactly the limit (A01, A30)."""
-    stores = [RedisStore(server_url) for _ in range(4)]
+    stores = [RedisStore(server_url, Clock()) for _ in range(4)]
     limits = [bound(WINDOW, rate="20/hour", name="w"), bound(rate="20/day", name="b")]
     for limit in limits:
         admissions = await asyncio.gather(*(admit(stores[i % 4], limit) for i in range(200)))
@@ -64,7 +66,7 @@ async def test_concurrent_stores_share_one_limit(server_url, client):
 
 async def test_server_time_is_used(server_url, client):
     """Without a fake time the scripts decide on the server's clock, to the microsecond."""
-    store = RedisStore(server_url)
+    store = RedisStore(server_url, Clock())
     seconds, microseconds = client.time()
     admission = await admit(store, bound())
     assert 0 <= admission.now_us - (seconds * 1_000_000 + microseconds) < 60_000_000
@@ -201,7 +203,7 @@ async def calls_of(store):
 @pytest.mark.parametrize("url", ["unix:///nonexistent/store", "redis://127.0.0.1:1/0"])
 async def test_no_server_is_unavailable(url):
     """Where nothing listens every method says so, with a time to come back (A17)."""
-    store = RedisStore(url)
+    store = RedisStore(url, Clock())
     errors = [error async for error in calls_of(store)]
     assert len(errors) == 4
     assert all(error.retry_after == 1.0 for error in errors)
@@ -211,7 +213,7 @@ async def test_no_server_is_unavailable(url):
 async def test_silent_server_is_unavailable_within_the_bound(own_server, monkeypatch):
     """A paused server costs twenty calls one bound in all, and is used again when it goes on (A17)."""
     monkeypatch.setattr(redis_module, "ANSWER_WITHIN_S", 0.1)
-    store = RedisStore(own_server.url)
+    store = RedisStore(own_server.url, Clock())
     await admit(store, bound())
     loop = asyncio.get_running_loop()
     own_server.process.send_signal(signal.SIGSTOP)
@@ -227,7 +229,7 @@ async def test_silent_server_is_unavailable_within_the_bound(own_server, monkeyp
 
 async def test_abandoned_connection_gives_no_late_reply(own_server, monkeypatch):
     """A reply that comes after its call gave up is never taken for the answer of the next call."""
-    store = RedisStore(own_server.url)
+    store = RedisStore(own_server.url, Clock())
     store.fake_time_us = START_US
     wide, narrow = bound(name="wide", burst=1000), bound(name="narrow", burst=10)
     await admit(store, wide)
@@ -257,7 +259,7 @@ def test_restarted_server_is_used_again(own_server):
         assert (await admit(store, limit)).granted
 
     async def run() -> None:
-        store = RedisStore(own_server.url)
+        store = RedisStore(own_server.url, Clock())
         try:
             await story(store)
         finally:
@@ -279,7 +281,7 @@ async def test_server_that_evicts_is_refused(own_server):
     """A server that would forget limits under pressure is refused, in words that say what to set."""
     with Redis.from_url(own_server.url) as plain:
         plain.config_set("maxmemory-policy", "allkeys-lru")
-    store = RedisStore(own_server.url)
+    store = RedisStore(own_server.url, Clock())
     with pytest.raises(StartupError, match=r"allkeys-lru.*noeviction"):
         await store.check_server()
     await store.close()
@@ -295,3 +297,24 @@ async def test_old_server_is_refused(redis_store, monkeypatch, version):
     monkeypatch.setattr(redis_store._redis, "info", info)
     with pytest.raises(StartupError, match=version):
         await redis_store.check_server()
+
+
+async def test_calls_abandoned_in_a_pause_charge_nothing(own_server):
+    """A hundred admissions that waited out a pause of the server, and that nobody waits for any more, have no effect."""
+    store = RedisStore(own_server.url, Clock())
+    try:
+        limit = bind("tenant:a", Limit("rpd", Unit.REQUESTS, Rate.parse("1000/day"), Algorithm.SLIDING_WINDOW))
+        assert (await store.admit([Demand(limit, 1)])).granted
+        own_server.process.send_signal(signal.SIGSTOP)
+        outcomes = await asyncio.gather(*(store.admit([Demand(limit, 1)]) for _ in range(100)), return_exceptions=True)
+        own_server.process.send_signal(signal.SIGCONT)
+        assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(StoreUnavailable):
+                    (level,) = await store.peek([limit])
+                    break
+        assert level.remaining == 999
+        assert (await store.admit([Demand(limit, 1)])).granted, "the deadline follows the store's clock"
+    finally:
+        await store.close()

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
+from proxy.clock import Clock
 from proxy.limits.memory import MemoryStore
 from proxy.limits.model import MAX_AMOUNT, PERIODS_S, Algorithm, BoundLimit, Correction, Demand, Limit, Rate, Unit, bind
 from proxy.limits.redis import RedisStore
@@ -122,7 +123,7 @@ def test_every_reply_is_that_of_the_memory_store(server_url: str, runner: asynci
     """Any sequence of calls gets the replies of the Python twin, and leaves no key without expiry or hash tag (A03, A18)."""
 
     async def example() -> None:
-        redis = RedisStore(server_url)
+        redis = RedisStore(server_url, Clock())
         try:
             twins = Twins(redis)
             for step in steps:
@@ -147,7 +148,7 @@ def test_twins_agree_on_a_busy_limit(server_url: str, runner: asyncio.Runner, da
     ticks = data.draw(st.lists(st.tuples(st.integers(0, 2 * CELLS), st.integers(-40, 60)), min_size=20, max_size=60))
 
     async def example() -> None:
-        redis = RedisStore(server_url)
+        redis = RedisStore(server_url, Clock())
         try:
             twins = Twins(redis)
             for number, (twelfths_of_cells, percent) in enumerate(ticks, start=1):

@@ -92,6 +92,18 @@ async def _is_ready(gateway: Gateway) -> bool:
     return (await gateway.http.get(gateway.control_url + "/readyz")).status_code == 200
 
 
+async def test_store_that_can_not_write_is_not_ready(tmp_path: Path) -> None:
+    """A store that still reads but refuses writes is not ready, and the log says why."""
+    async with _own_valkey(tmp_path, "--maxmemory", "1") as url:
+        (tmp_path / "g").mkdir()
+        setup = Setup(limits=[TPM], environment={"SLUICEGATE_STORE_URL": url})
+        async with running(tmp_path / "g", setup) as (gateway, _):
+            assert (await gateway.chat()).status_code == 503
+            assert not await _is_ready(gateway)
+            assert (await gateway.samples())["sluicegate_store_up"] == 0
+            assert any("maxmemory" in str(line.get("reason")) for line in gateway.log_lines)
+
+
 async def test_one_log_line_a_request(tmp_path: Path) -> None:
     """Each request is one JSON line with what operators ask for, and without a word of the prompt."""
     async with running(tmp_path, Setup(limits=[TPM])) as (gateway, _):

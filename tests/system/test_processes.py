@@ -99,6 +99,27 @@ async def test_everything_killed_but_the_store(tmp_path: Path) -> None:
         assert await gateway.used("rpd") == 1
 
 
+async def test_killed_while_the_store_starts(tmp_path: Path) -> None:
+    """A control process that is killed as soon as its store runs leaves one that the next start finds and ends."""
+    async with running(tmp_path, Setup(limits=[RPD])) as (gateway, _):
+        await gateway.chat()
+        await gateway.end()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "proxy", "serve", "--config", str(gateway.config_path)),
+            env=gateway.environment,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        await gateway.until(lambda: gateway.pids("sluicegate-store"), within=20.0)
+        process.kill()
+        await process.wait()
+        left_behind = gateway.pids("sluicegate-store")
+        assert left_behind
+        await gateway.start()
+        assert gateway.pids("sluicegate-store") not in ([], left_behind)
+        assert await gateway.used("rpd") == 1
+
+
 async def test_killed_store_comes_back_with_its_memory(tmp_path: Path) -> None:
     """After kill -9 the embedded store is back within a second, and limits remember what was used."""
     async with running(tmp_path, Setup(limits=[RPD])) as (gateway, _):

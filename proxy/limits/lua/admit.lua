@@ -1,15 +1,19 @@
 -- Admit one request: charge every limit it touches, or none. Twin of admission.admit.
 --
 -- KEYS: the clock, then one key per limit.
--- ARGV: fake time or '', then per limit: kind, capacity, amount, period_us, cost.
--- Reply: integers {granted 1|0, now_us, number of the refusing limit (from 0) or -1, wait_us or -1 for never,
+-- ARGV: fake time or '', deadline in store time or '', then per limit: kind, capacity, amount, period_us, cost.
+-- Reply: {0, now_us, -1, 0} when the deadline has passed: no effect at all. Else integers {granted 1|0, now_us, number of the refusing limit (from 0) or -1, wait_us or -1 for never,
 --        then per limit remaining, reset_us, cell}.
 
 local now = now_us(KEYS[1], ARGV[1])
+if ARGV[2] ~= '' and now > tonumber(ARGV[2]) then
+  remember_now(KEYS[1], now)
+  return {0, now, -1, 0}
+end
 local limits, refused, longest = {}, -1, 0
 
 for i = 1, #KEYS - 1 do
-  local first = 2 + (i - 1) * 5
+  local first = 3 + (i - 1) * 5
   local l = read_limit(first, KEYS[i + 1])
   l.cost = tonumber(ARGV[first + 4])
   limits[i] = l
