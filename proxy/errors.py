@@ -211,6 +211,12 @@ class StoreUnavailable(GatewayFault):
     code = "store_unavailable"
 
 
+class MetricsUnavailable(GatewayFault):
+    """The workers' metrics files are not readable."""
+
+    code = "metrics_unavailable"
+
+
 class Draining(GatewayFault):
     """The gateway is shutting down and its drain time is over."""
 

@@ -103,8 +103,7 @@ class Gateway:
     # what does it ask for? ----------------------------------------------------------------------------------------------
 
     def _read(self, call: Call) -> Asked:
-        has_body = bool(call.body) or call.path in NEEDS_MODEL
-        if call.method in ("GET", "HEAD", "DELETE", "OPTIONS") or not has_body:
+        if not call.body and not (call.method == "POST" and call.path in NEEDS_MODEL):
             return Asked(None, None, is_stream=False, wants_usage=False)
         self._refuse_unreadable(call)
         body = read_json_body(call.body, read_members=READ_MEMBERS)
@@ -116,6 +115,9 @@ class Gateway:
         return Asked(body, model, body.boolean("stream"), wants_usage=bytes(options.get("include_usage", b"")) == b"true")
 
     def _refuse_unreadable(self, call: Call) -> None:
+        for name in (b"content-type", b"content-encoding"):
+            if sum(found == name for found, _ in call.headers) > 1:
+                raise InvalidRequest(f"There are several {name.decode()} headers: expected one.")
         encoding = headers.first(call.headers, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             raise UnsupportedMediaType("Compressed request bodies are not supported: send the body without Content-Encoding.")

@@ -46,6 +46,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BODY_PAUSE_S = 30.0  # between two pieces of a request body
+READER_PAUSE_S = 60.0  # how long a client may leave what was sent unread before it counts as gone
 LINGER_S = 2.0  # how long a body that was refused for its size is still taken in, so that the sender gets to read the answer
 CLIENT_GONE_STATUS = 499
 
@@ -196,7 +197,12 @@ class OpenAIEndpoint:
             async for chunk in answer.chunks():
                 if exchange.first_byte_at is None:
                     exchange.first_byte_at = self._clock.monotonic()
-                await exchange.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                try:
+                    async with asyncio.timeout(READER_PAUSE_S):
+                        await exchange.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                except TimeoutError:
+                    raise ClientGone from None  # it is there, but has stopped reading
+                await asyncio.sleep(0)  # an upstream that is always ahead must leave others their turn
             await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             if answer.is_stream:

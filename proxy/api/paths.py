@@ -28,6 +28,7 @@ LABELLED = (
 )
 OTHER_ENDPOINT = "other"
 _ACCOUNT_PATHS = ("organization", "projects")
+_CREDENTIAL_PATHS = ("realtime/client_secrets", "realtime/sessions", "realtime/transcription_sessions", "chatkit/sessions")
 _NOT_PLAIN = re.compile(rb"[\\?#;%\x00-\x1f\x7f-\xff]")  # in a decoded path: may end or change a segment for somebody else
 
 
@@ -43,6 +44,8 @@ def path_below_v1(raw_path: bytes) -> str:
         raise InvalidRequest("The path is not in its plain form: expected no empty or dot segments and no special characters.")
     if segments[0].decode("ascii").lower() in _ACCOUNT_PATHS:
         raise Forbidden(f"/v1/{segments[0].decode('ascii')} manages the upstream account and is not passed on.")
+    if b"/".join(segments[:2]).decode("ascii").lower() in _CREDENTIAL_PATHS:
+        raise Forbidden("This path hands out a credential that works past the gateway's limits, and is not passed on.")
     return "/" + rest.rstrip(b"/").decode("latin-1")
 
 

@@ -36,6 +36,9 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
     b"openai-project",
     b"accept-encoding",  # answers must be readable for metering
     b"forwarded",
+    b"x-http-method-override",  # would turn the request into one that was not admitted
+    b"x-http-method",
+    b"x-method-override",
     b"x-forwarded-for",
     b"x-forwarded-host",
     b"x-forwarded-proto",
@@ -44,6 +47,7 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
 }
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     b"set-cookie",
+    b"www-authenticate",  # how the upstream knows us
     b"alt-svc",  # would send clients past the gateway
     b"strict-transport-security",
     b"openai-organization",  # the account behind the gateway's key

@@ -26,6 +26,7 @@ CONNECT_WITHIN_S = 5.0
 SILENT_FOR_S = 600.0  # between two reads; what the SDKs themselves wait
 # uvicorn and Node close idle connections after 5 s: ours must go first, or a request meets a connection that is just closing.
 KEEP_ALIVE_S = 4.0
+MOST_HEADERS = 10_000
 _NO_BOUND = 2**31 - 1
 
 
@@ -106,7 +107,7 @@ class AiohttpTransport:
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
             max_line_size=_NO_BOUND,
             max_field_size=_NO_BOUND,
-            max_headers=_NO_BOUND,
+            max_headers=MOST_HEADERS,
             trace_configs=[trace],
         )
         # aiohttp repeats idempotent requests by itself; here a repeat is a decision. It has no public switch for this

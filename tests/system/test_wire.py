@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -143,6 +144,9 @@ BAD_PATHS = [
     ("/v1/organization/users", 403),
     ("/v1/projects", 403),
     ("/v1/%70rojects/p1", 403),
+    ("/v1/realtime/client_secrets", 403),
+    ("/v1/Realtime%2Fsessions", 403),
+    ("/v1/chatkit/sessions", 403),
     ("/v1", 404),
     ("/v1/", 404),
     ("/metrics", 404),
@@ -169,6 +173,25 @@ async def test_trailing_slash_is_served(served: tuple[Gateway, Simulator]) -> No
     assert simulator.log[0].path == "/v1/chat/completions"
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
+async def test_body_counts_whatever_the_method(served: tuple[Gateway, Simulator], method: str) -> None:
+    """A body that names a model is held to it under every method, and no header makes another method of it."""
+    gateway, simulator = served
+    simulator.clear_log()
+    unknown = _post(gateway, b'{"model": "gpt-9"}').replace(b"POST", method.encode(), 1)
+    assert (await _raw(gateway, unknown)).startswith(b"HTTP/1.1 404 ")
+    known = _post(gateway, b'{"model": "gpt-4o"}', extra="x-http-method-override: POST\r\n").replace(b"POST", method.encode(), 1)
+    await _raw(gateway, known)
+    assert [name for name, _ in simulator.log[0].headers if b"method" in name.lower()] == []
+
+
+async def test_two_content_types(served: tuple[Gateway, Simulator]) -> None:
+    """A body of two types is a 400: which one would the upstream take?"""
+    gateway, _ = served
+    extra = "content-type: application/json\r\ncontent-type: multipart/form-data\r\n"
+    assert (await _raw(gateway, _post(gateway, b"{}", extra=extra))).startswith(b"HTTP/1.1 400 ")
+
+
 BAD_BODIES = [
     pytest.param(b"", "empty", id="empty"),
     pytest.param(b"   ", "empty", id="blank"),
@@ -185,6 +208,7 @@ BAD_BODIES = [
     pytest.param(b'{"messages": []}', "must provide a model", id="no model"),
     pytest.param(b'{"model": "gpt-4o", "model": "gpt-4-turbo"}', "Duplicate member 'model'", id="two models"),
     pytest.param(b'{"model": "gpt-4o", "mod\\u0065l": "gpt-4-turbo"}', "Duplicate member 'model'", id="two models, one escaped"),
+    pytest.param(b'{"model": "gpt-4o", "Model": "gpt-4-turbo"}', "'Model'", id="two models, one in another case"),
     pytest.param(b'{"model": "gpt-4o", "stream": "yes"}', "'stream': expected a boolean", id="stream is a string"),
     pytest.param(b'{"model": "gpt-4o", "stream_options": 5}', "'stream_options': expected an object", id="options is a number"),
     pytest.param(b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested", id="nested objects"),
@@ -250,6 +274,12 @@ MALFORMED = [
     pytest.param(
         b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, id="CL and TE"
     ),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", 400, id="two hosts"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\na: b\r\n\r\n", 400, id="no host"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\nhost : x\r\n\r\n", 400, id="space behind a name"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400, id="space in a name"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n a: b\r\n\r\n", 400, id="folded line"),
+    pytest.param(b"GET /v1/models HTTP/1.1\r\nhost: x\r\na: b\rc: d\r\n\r\n", 400, id="bare CR"),
     pytest.param(b"GET /v1/\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400, id="raw byte in path"),
     pytest.param(b"GET /v1/models HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431, id="many headers"),
     pytest.param(b"GET /v1/models HTTP/1.1\r\na: " + b"b" * 70000 + b"\r\n\r\n", 431, id="long header"),
@@ -287,6 +317,42 @@ async def test_requests_split_and_pipelined(served: tuple[Gateway, Simulator]) -
     assert answer.index(b'"completion_tokens":1,') < answer.index(b'"completion_tokens":2,')
     await gateway.until(lambda: len(gateway.requests_logged()) >= 2)
     assert [line["tenant"] for line in gateway.requests_logged()[-2:]] == ["team", "other"]
+
+
+@pytest.mark.parametrize("padding", [0, 90_000], ids=["small", "large"])
+@pytest.mark.parametrize("followers", [0, 1, 5])
+async def test_leaving_is_seen_behind_what_was_sent(served: tuple[Gateway, Simulator], followers: int, padding: int) -> None:
+    """A client that leaves ends its call within a second, whatever it sent ahead and however large its body was (D03)."""
+    gateway, simulator = served
+    simulator.clear_log()
+    host, port = gateway.base_url.split("/")[2].split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    large = json.dumps(gateway.body(user="x" * padding)).encode()
+    hangs = 'x-sim-script: {"hang": "headers"}\r\n'
+    writer.write(_post(gateway, large, extra=hangs).replace(b"connection: close\r\n", b""))
+    writer.write(_post(gateway, json.dumps(gateway.body()).encode()) * followers)
+    await simulator.wait_for(lambda log: len(log) == 1)
+    writer.close()
+    assert await gateway.until(lambda: simulator.log[0].disconnected) < 1.0
+    assert len(simulator.log) == 1
+
+
+async def test_flood_behind_a_silent_call_ends_it(served: tuple[Gateway, Simulator]) -> None:
+    """More than may wait behind a call closes the connection, and the upstream's with it."""
+    gateway, simulator = served
+    simulator.clear_log()
+    first = _post(gateway, json.dumps(gateway.body()).encode(), extra='x-sim-script: {"hang": "headers"}\r\n')
+    host, port = gateway.base_url.split("/")[2].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(first.replace(b"connection: close\r\n", b""))
+    await simulator.wait_for(lambda log: len(log) == 1)
+    writer.write(_post(gateway, b"x" * 300_000))
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+    writer.close()
+    await gateway.until(lambda: simulator.log[0].disconnected)
+    assert (await gateway.chat()).status_code == 200
 
 
 async def test_large_headers_of_an_upstream_pass(served: tuple[Gateway, Simulator]) -> None:
@@ -357,6 +423,32 @@ async def test_websocket_upgrade_is_refused_so_that_clients_fall_back(served: tu
         "upgrade: websocket\r\nsec-websocket-key: x\r\nsec-websocket-version: 13\r\n\r\n"
     )
     assert (await _raw(gateway, sent.encode(), half_close=True)).startswith(b"HTTP/1.1 426 ")
+
+
+async def test_offer_of_http2_is_ignored(served: tuple[Gateway, Simulator]) -> None:
+    """A client that would rather speak HTTP/2 (curl --http2, Java) is served over HTTP/1.1, and its offer goes no further."""
+    gateway, simulator = served
+    simulator.clear_log()
+    body = json.dumps(gateway.body()).encode()
+    offer = "upgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    sent = _post(gateway, body, extra=offer).replace(b"connection: close", b"connection: close, Upgrade, HTTP2-Settings")
+    assert (await _raw(gateway, sent)).startswith(b"HTTP/1.1 200 ")
+    assert simulator.log[0].body == body
+    assert not {b"upgrade", b"http2-settings"} & {name.lower() for name, _ in simulator.log[0].headers}
+
+
+async def test_trailers_are_no_headers(served: tuple[Gateway, Simulator]) -> None:
+    """A trailer does not authenticate, and does not reach the upstream."""
+    gateway, simulator = served
+    simulator.clear_log()
+    body = json.dumps(gateway.body()).encode()
+    chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    head = _post(gateway, b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    assert (await _raw(gateway, head + chunks + b"x-late: 1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    assert b"x-late" not in {name.lower() for name, _ in simulator.log[0].headers}
+    key = f"authorization: Bearer {gateway.key}\r\n".encode()
+    assert (await _raw(gateway, head.replace(key, b"") + chunks + key + b"\r\n")).startswith(b"HTTP/1.1 401 ")
+    assert len(simulator.log) == 1
 
 
 async def test_expect_continue(served: tuple[Gateway, Simulator]) -> None:
