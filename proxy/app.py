@@ -77,8 +77,7 @@ def build_control_app(
     config: GatewayConfig, store: Store, clock: Clock, readiness: Callable[[], Readiness], metrics_files: Path
 ) -> FastAPI:
     """The application of the control port."""
-    bounds = tuple((tenant.id, bound) for tenant, bound in config.bound_limits)
-    reader = LevelReader(config.service, bounds, store, clock)
+    reader = LevelReader(config.service, tuple(config.bound_limits), store, clock)
     app = _bare_app()
     app.include_router(ops.routes(reader, readiness, metrics_files, __version__))
     app.include_router(admin.routes(reader, config.admin_token))

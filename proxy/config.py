@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from glob import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from proxy.config_schema import (
     LimitSchema,
     Lookup,
     RootSchema,
+    TenantSchema,
     UpstreamSchema,
     describe,
     path_of,
     refuse_own_key,
 )
 from proxy.errors import ConfigError
-from proxy.limits.model import BoundLimit, Limit, bind
+from proxy.limits.model import SERVICE, BoundLimit, Limit, bind
 from proxy.logs import mask
 from proxy.settings import checked_secret
 from proxy.tenants import Tenant, TenantDirectory
@@ -63,9 +65,10 @@ class GatewayConfig:
     tenants: TenantDirectory
 
     @property
-    def bound_limits(self) -> list[tuple[Tenant, BoundLimit]]:
-        """Every limit of every tenant."""
-        return [(tenant, bound) for tenant in self.tenants for bound in tenant.limits]
+    def bound_limits(self) -> list[tuple[str, BoundLimit]]:
+        """Every limit once, with its tenant's id; those that all tenants share with an empty one."""
+        found = {bound.key: (tenant.id, bound) for tenant in self.tenants for bound in tenant.limits}
+        return [("" if bound.owner == SERVICE else tenant, bound) for tenant, bound in found.values()]
 
 
 def load_config(path: Path, lookup: Lookup) -> GatewayConfig:
@@ -177,18 +180,24 @@ def _unrelated(root: RootSchema) -> Iterator[str]:
             yield f"{path_of(('models', name, 'upstream'))}: there is no such upstream; expected one of {known}"
     for name, upstream in root.upstreams.items():
         yield from _repeated(("upstreams", name, "keys"), [key.id for key in upstream.keys], "id")
+    yield from _unrelated_limits(("defaults", "tenant", "limits"), root.defaults.tenant.limits, root)
+    yield from _unrelated_limits(("service_limits",), root.service_limits, root)
     owners: dict[str, str] = {}
     for name, tenant in root.tenants.items():
         at = ("tenants", name)
-        yield from _repeated((*at, "limits"), [limit.name for limit in tenant.limits], "name")
         yield from _unmatched((*at, "models"), tenant.models, root)
-        for number, limit in enumerate(tenant.limits):
-            yield from _unmatched((*at, "limits", number, "models"), limit.models, root)
+        yield from _unrelated_limits((*at, "limits"), tenant.limits or [], root)
         for number, key_hash in enumerate(tenant.keys):
             here = path_of((*at, "keys", number))
             if key_hash in owners:
                 yield f"{here}: the same key stands at {owners[key_hash]}; expected each key once"
             owners[key_hash] = here
+
+
+def _unrelated_limits(at: tuple[str | int, ...], limits: list[LimitSchema], root: RootSchema) -> Iterator[str]:
+    yield from _repeated(at, [limit.name for limit in limits], "name")
+    for number, limit in enumerate(limits):
+        yield from _unmatched((*at, number, "models"), limit.models, root)
 
 
 def _unusable(section: str, names: Iterable[str]) -> Iterator[str]:
@@ -257,11 +266,33 @@ def _assemble(root: RootSchema, upstreams: dict[str, Upstream]) -> GatewayConfig
                 id=name,
                 key_hashes=tuple(tenant.keys),
                 models=tuple(tenant.models) if tenant.models else None,
-                limits=tuple(bind(f"tenant:{name}", _limit(limit)) for limit in tenant.limits),
+                limits=(
+                    *_bound(f"tenant:{name}", _limits_of(tenant, root), _usable(tenant, root)),
+                    *_bound(SERVICE, root.service_limits, list(root.models)),
+                ),
             )
             for name, tenant in root.tenants.items()
         ),
     )
+
+
+def _limits_of(tenant: TenantSchema, root: RootSchema) -> list[LimitSchema]:
+    """A tenant's own limits; where it names none, not even an empty list, the defaults."""
+    return root.defaults.tenant.limits if tenant.limits is None else tenant.limits
+
+
+def _usable(tenant: TenantSchema, root: RootSchema) -> list[str]:
+    return [model for model in root.models if tenant.models is None or any(fnmatchcase(model, known) for known in tenant.models)]
+
+
+def _bound(owner: str, limits: list[LimitSchema], models: list[str]) -> Iterator[BoundLimit]:
+    """Each limit with its store key; one that counts per model becomes a limit for each model that it matches."""
+    for schema in limits:
+        limit = _limit(schema)
+        if schema.per_model:
+            yield from (bind(owner, replace(limit, models=(escape(model),))) for model in models if limit.is_for(model))
+        else:
+            yield bind(owner, limit)
 
 
 def _limit(schema: LimitSchema) -> Limit:
@@ -272,4 +303,5 @@ def _limit(schema: LimitSchema) -> Limit:
         algorithm=schema.chosen_algorithm,
         burst=schema.burst,
         models=tuple(schema.models) if schema.models else None,
+        is_shadow=schema.mode == "shadow",
     )

@@ -27,7 +27,7 @@ _BASE_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?(\?[^#\s]*)?")
 _SIZE = re.compile(r"(\d{1,9})(B|KiB|MiB|GiB|KB|MB|GB)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_UNBUILT_UNITS = ("input_tokens", "output_tokens", "concurrency")
+_UNBUILT_UNITS = ("concurrency",)
 
 
 Lookup: TypeAlias = Callable[[str], str | None]
@@ -127,10 +127,16 @@ def _rate(value: Any) -> Rate:
 
 def _unit(value: Any) -> Unit:
     if value in _UNBUILT_UNITS:
-        raise ValueError(f"{value} is not built yet; expected requests or tokens")
+        raise ValueError(f"{value} is not built yet; expected requests, tokens, input_tokens or output_tokens")
     if value not in list(Unit):
-        raise ValueError("expected requests or tokens")
+        raise ValueError("expected requests, tokens, input_tokens or output_tokens")
     return Unit(value)
+
+
+def _mode(value: Any) -> str:
+    if value not in ("enforce", "shadow"):
+        raise ValueError("expected enforce or shadow")
+    return str(value)
 
 
 def _algorithm(value: Any) -> Algorithm:
@@ -208,13 +214,15 @@ class ModelSchema(Schema):
 class LimitSchema(Schema):
     """One limit of a tenant."""
 
-    not_built = frozenset({"mode", "per_model", "max", "reserve"})
+    not_built = frozenset({"max", "reserve"})
     name: Text
     unit: Annotated[Unit, BeforeValidator(_unit)]
     rate: Annotated[Rate, BeforeValidator(_rate)]
     algorithm: Annotated[Algorithm, BeforeValidator(_algorithm)] | None = None
     burst: Annotated[int, Field(ge=1, le=MAX_AMOUNT)] | None = None
     models: Annotated[list[Text], Field(min_length=1)] | None = None
+    per_model: bool = False
+    mode: Annotated[str, BeforeValidator(_mode)] = "enforce"
 
     @property
     def chosen_algorithm(self) -> Algorithm:
@@ -231,23 +239,36 @@ class LimitSchema(Schema):
         return self
 
 
+class TenantDefaultsSchema(Schema):
+    """What holds for tenants that do not say otherwise."""
+
+    limits: list[LimitSchema] = []
+
+
+class DefaultsSchema(Schema):
+    """Defaults by kind."""
+
+    tenant: TenantDefaultsSchema = TenantDefaultsSchema()
+
+
 class TenantSchema(Schema):
     """A tenant with its keys, models and limits."""
 
     not_built = frozenset({"priority", "max_wait", "max_waiters", "key_group", "reserve"})
     keys: Annotated[list[Annotated[str, BeforeValidator(_key_hash)]], Field(min_length=1)]
     models: Annotated[list[Text], Field(min_length=1)] | None = None
-    limits: list[LimitSchema] = []
+    limits: list[LimitSchema] | None = None
 
 
 class RootSchema(Schema):
     """The whole file."""
 
-    not_built = frozenset({"defaults", "service_limits"})
     service: Text = "sluicegate"
     server: ServerSchema = ServerSchema()
     store: StoreSchema = StoreSchema()
     admin: AdminSchema = AdminSchema()
+    defaults: DefaultsSchema = DefaultsSchema()
+    service_limits: list[LimitSchema] = []
     upstreams: Annotated[dict[str, UpstreamSchema], Field(min_length=1)]
     models: Annotated[dict[str, ModelSchema], Field(min_length=1)]
     tenants: Annotated[dict[str, TenantSchema], Field(min_length=1)]

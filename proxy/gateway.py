@@ -19,7 +19,7 @@ from proxy.forwarding.body import JsonBody, read_json_body
 from proxy.forwarding.forwarder import Answer, Forwarder, Outgoing
 from proxy.forwarding.headers import RawHeaders
 from proxy.limits.limiter import Ask, Limiter, Refusal, Reservation, go_duration
-from proxy.limits.model import Decision, Unit
+from proxy.limits.model import Decision, Spent, Unit
 from proxy.tenants import Tenant
 from proxy.tokens.estimate import NOTHING, Estimate, estimate
 from proxy.tokens.usage import Ending, Usage, booking
@@ -172,7 +172,9 @@ class Gateway:
             call.upstream_ended = self.clock.monotonic()
             call.ending, call.usage = ending, usage
             end = booking(ending, usage=usage, prompt_tokens=call.estimate.prompt_tokens, counted_tokens=counted_tokens)
-            return reservation.settle(tokens=end.tokens, is_request_kept=end.is_request_kept)
+            used = end.usage
+            spent = Spent(used.input_tokens, used.output_tokens, used.total_tokens) if used is not None else None
+            return reservation.settle(spent, is_request_kept=end.is_request_kept)
 
         try:
             answer = await self.forwarder.send(lease, outgoing, book)
@@ -190,13 +192,18 @@ def _with_usage(body: JsonBody) -> bytes:
     return msgspec.json.encode(options)
 
 
-_UNIT_NAMES = {Unit.REQUESTS: ("requests", "RP"), Unit.TOKENS: ("tokens", "TP")}
+_UNIT_NAMES = {
+    Unit.REQUESTS: ("requests", "RP", "requests"),
+    Unit.TOKENS: ("tokens", "TP", "tokens"),
+    Unit.INPUT_TOKENS: ("input tokens", "ITP", "tokens"),
+    Unit.OUTPUT_TOKENS: ("output tokens", "OTP", "tokens"),
+}  # as a person says it, in short, and as OpenAI's error type
 
 
 def _refused(decision: Decision, call: Call, model: str | None) -> LimitExceeded:
     """The refusal in OpenAI's words, which clients parse; with the name of our limit."""
     limit = decision.limit
-    unit, short = _UNIT_NAMES[limit.unit]
+    unit, short, error_type = _UNIT_NAMES[limit.unit]
     period = limit.rate.period_name
     where = f"for {model} in tenant {call.tenant.id}" if model else f"in tenant {call.tenant.id}"
     on = f"on limit {limit.name}, {unit} per {period} ({short}{period[0].upper()})"
@@ -211,7 +218,7 @@ def _refused(decision: Decision, call: Call, model: str | None) -> LimitExceeded
     is_soon = decision.retry_after is not None and decision.retry_after <= 60
     return LimitExceeded(
         text,
-        unit=unit,
+        unit=error_type,
         limit_name=limit.name,
         retry_after=decision.retry_after,
         should_retry=None if is_soon else False,

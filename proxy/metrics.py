@@ -55,6 +55,7 @@ class RequestFact:
     input_tokens: int
     output_tokens: int
     refused_by: str  # limit name, or empty
+    exceeded_shadows: tuple[str, ...]  # names of shadow limits that would have refused
     upstream_fault: str  # label of the upstream's fault, or empty
     is_estimate_guessed: bool
 
@@ -94,6 +95,9 @@ REQUESTS = Series(
 )
 TOKENS = Series("sluicegate_tokens", "Tokens that upstreams reported.", ("tenant", "model", "direction"))
 REFUSALS = Series("sluicegate_limit_refusals", "Requests refused by a limit.", ("tenant", "model", "limit"))
+SHADOW_REFUSALS = Series(
+    "sluicegate_shadow_refusals", "Requests that a limit in shadow mode would have refused.", ("tenant", "model", "limit")
+)
 UPSTREAM_ERRORS = Series("sluicegate_upstream_errors", "Upstream failures by kind.", ("upstream", "upstream_key", "fault"))
 GUESSES = Series(
     "sluicegate_estimate_guesses",
@@ -134,6 +138,7 @@ class Metrics:
         self.requests = REQUESTS.counter(registry)
         self.tokens = TOKENS.counter(registry)
         self.refusals = REFUSALS.counter(registry)
+        self.shadow_refusals = SHADOW_REFUSALS.counter(registry)
         self.upstream_errors = UPSTREAM_ERRORS.counter(registry)
         self.guessed = GUESSES.counter(registry)
         self.request_seconds = REQUEST_SECONDS.histogram(registry)
@@ -158,6 +163,8 @@ class Metrics:
         else:
             stream = "true" if fact.is_stream else "false"
             self.request_seconds.labels(fact.model, fact.endpoint, stream).observe(fact.duration)
+        for limit in fact.exceeded_shadows:
+            self.shadow_refusals.labels(fact.tenant, fact.model, limit).inc()
         if fact.upstream_fault:
             self.upstream_errors.labels(fact.upstream, fact.upstream_key, fact.upstream_fault).inc()
         if fact.overhead is not None:

@@ -332,6 +332,7 @@ def _fact_of(exchange: Exchange, now: float) -> RequestFact:
         input_tokens=usage.input_tokens if usage else 0,
         output_tokens=usage.output_tokens if usage else 0,
         refused_by=call.refused_by if call else "",
+        exceeded_shadows=tuple(decision.limit.name for decision in call.decisions if decision.would_refuse) if call else (),
         upstream_fault=fault,
         is_estimate_guessed=bool(call and call.estimate.is_guess_of_size),
     )

@@ -8,14 +8,18 @@ from proxy.forwarding.headers import RawHeaders
 from proxy.limits.limiter import go_duration, tightest
 from proxy.limits.model import Decision, Unit
 
+_KINDS = {
+    b"requests": frozenset({Unit.REQUESTS}),
+    b"tokens": frozenset({Unit.TOKENS, Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS}),
+}
+
 
 def of(decisions: Sequence[Decision]) -> RawHeaders:
     """Limit, remaining (never below 0) and reset (a Go duration until the limit is unused again) per unit."""
     found: RawHeaders = []
-    for unit in (Unit.REQUESTS, Unit.TOKENS):
-        decision = tightest(decisions, unit)
+    for name, units in _KINDS.items():
+        decision = tightest(decisions, units)
         if decision is not None:
-            name = unit.value.encode("ascii")
             found += [
                 (b"x-ratelimit-limit-" + name, b"%d" % decision.limit.capacity),
                 (b"x-ratelimit-remaining-" + name, b"%d" % max(0, decision.remaining)),

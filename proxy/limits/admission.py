@@ -59,22 +59,30 @@ def wait_us(state: State, demand: Demand, now_us: int) -> int:
 def admit(state: State, demands: Sequence[Demand], time_us: int, deadline_us: int | None = None) -> Admission:
     """Charge every demand, or none. On refusal the reply names the demand that must wait longest, never (-1) before any.
 
+    Shadow limits are charged with the others, and refuse nothing.
+
     Past the deadline, in store time, the call has no effect: whoever asked has given up, and must not be charged.
     """
     now_us = now(state, time_us)
     if deadline_us is not None and now_us > deadline_us:
         return Admission(granted=False, now_us=now_us, refused=-1, wait_us=0, levels=(), cells=())
-    refused, longest = -1, 0
-    for number, demand in enumerate(demands):
-        wait = wait_us(state, demand, now_us)
-        if wait < 0:
-            refused, longest = number, -1
-            break
-        if wait > longest:
-            refused, longest = number, wait
+    waits = tuple(wait_us(state, demand, now_us) for demand in demands)
+    refused, longest = _refuser(demands, waits)
     cells = tuple(_charge(state, demand, now_us) for demand in demands) if refused < 0 else ()
     levels = tuple(level(state, demand.bound, now_us) for demand in demands)
-    return Admission(refused < 0, now_us, refused, longest, levels, cells)
+    return Admission(refused < 0, now_us, refused, longest, levels, cells, waits)
+
+
+def _refuser(demands: Sequence[Demand], waits: Sequence[int]) -> tuple[int, int]:
+    refused, longest = -1, 0
+    for number, (demand, wait) in enumerate(zip(demands, waits, strict=True)):
+        if demand.bound.limit.is_shadow:
+            continue
+        if wait < 0:
+            return number, -1
+        if wait > longest:
+            refused, longest = number, wait
+    return refused, longest
 
 
 def _charge(state: State, demand: Demand, now_us: int) -> int:

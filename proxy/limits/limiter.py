@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from proxy.errors import StoreUnavailable
-from proxy.limits.model import Admission, BoundLimit, Correction, Decision, Demand, Unit
+from proxy.limits.model import Admission, BoundLimit, Correction, Decision, Demand, Spent, Unit
 from proxy.limits.store import Store
 from proxy.logs import logger
 
@@ -33,12 +33,12 @@ class Ask:
 
 def cost_of(bound: BoundLimit, ask: Ask) -> int:
     """What a request costs a limit. A guessed completion is clamped, so that only the client's own numbers are too large."""
-    if bound.limit.unit is Unit.REQUESTS:
+    unit = bound.limit.unit
+    if unit is Unit.REQUESTS:
         return 1
-    total = ask.prompt_tokens + ask.completion_tokens
-    if ask.is_completion_stated:
-        return total
-    return max(ask.prompt_tokens, min(total, bound.limit.capacity))
+    stated = 0 if unit is Unit.OUTPUT_TOKENS else ask.prompt_tokens
+    cost = stated + (0 if unit is Unit.INPUT_TOKENS else ask.completion_tokens)
+    return cost if ask.is_completion_stated else max(stated, min(cost, bound.limit.capacity))
 
 
 class Reservation:
@@ -57,8 +57,8 @@ class Reservation:
         held = ", ".join(f"{demand.bound.limit.name}={demand.cost}" for demand in self._demands)
         return f"<Reservation {held or 'nothing'}, {'settled' if self._settled else 'open'}>"
 
-    def settle(self, *, tokens: int | None, is_request_kept: bool) -> asyncio.Future[None] | None:
-        """Book what was used: ``tokens`` in all (None: as reserved), and whether the request itself counts.
+    def settle(self, spent: Spent | None, *, is_request_kept: bool) -> asyncio.Future[None] | None:
+        """Book what was ``spent`` (None: as reserved), and whether the request itself counts.
 
         Returns a future that is done when the store has it, or None when nothing differs. Waiting for it is optional.
         """
@@ -70,14 +70,14 @@ class Reservation:
             if demand.bound.limit.unit is Unit.REQUESTS:
                 delta = 0 if is_request_kept else -demand.cost
             else:
-                delta = 0 if tokens is None else tokens - demand.cost
+                delta = 0 if spent is None else spent.of(demand.bound.limit.unit) - demand.cost
             if delta:
                 corrections.append(Correction(demand.bound, cell, delta))
         return self._limiter.post(corrections) if corrections else None
 
     def release(self) -> asyncio.Future[None] | None:
         """Give everything back: nothing was sent."""
-        return self.settle(tokens=0, is_request_kept=False)
+        return self.settle(Spent(0, 0, 0), is_request_kept=False)
 
 
 def _decision(demand: Demand, admission: Admission, number: int) -> Decision:
@@ -90,6 +90,7 @@ def _decision(demand: Demand, admission: Admission, number: int) -> Decision:
         reset_after=level.reset_us / 1e6,
         retry_after=admission.wait_us / 1e6 if is_refuser and admission.wait_us >= 0 else None,
         requested=demand.cost,
+        would_refuse=demand.bound.limit.is_shadow and admission.waits[number] != 0,
     )
 
 
@@ -189,9 +190,9 @@ async def settled(booking: asyncio.Future[None] | None) -> None:
         await asyncio.wait([booking], timeout=SETTLE_WAIT_S)
 
 
-def tightest(decisions: Sequence[Decision], unit: Unit) -> Decision | None:
-    """The limit of that unit with the least left, the smaller one first among equals; None when there is none."""
-    of_unit = [decision for decision in decisions if decision.limit.unit is unit]
+def tightest(decisions: Sequence[Decision], units: Container[Unit]) -> Decision | None:
+    """The enforced limit of those units with the least left, the smaller one among equals; None when there is none."""
+    of_unit = [decision for decision in decisions if decision.limit.unit in units and not decision.limit.is_shadow]
     return min(of_unit, key=lambda decision: (decision.remaining, decision.limit.capacity), default=None)
 
 

@@ -21,7 +21,9 @@ class Unit(StrEnum):
     """What a limit counts."""
 
     REQUESTS = "requests"
-    TOKENS = "tokens"
+    TOKENS = "tokens"  # prompt and completion
+    INPUT_TOKENS = "input_tokens"
+    OUTPUT_TOKENS = "output_tokens"
 
 
 class Algorithm(StrEnum):
@@ -57,7 +59,10 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit as configured. ``models`` are shell patterns whose models are counted together; None means every request."""
+    """One limit as configured. ``models`` are shell patterns whose models are counted together; None means every request.
+
+    ``is_shadow``: it counts and reports, and never refuses.
+    """
 
     name: str
     unit: Unit
@@ -65,6 +70,7 @@ class Limit:
     algorithm: Algorithm
     burst: int | None = None
     models: tuple[str, ...] | None = None
+    is_shadow: bool = False
 
     @property
     def capacity(self) -> int:
@@ -78,11 +84,14 @@ class Limit:
         return model is not None and any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
+SERVICE = "service"  # owner of the limits that all tenants share
+
+
 @dataclass(frozen=True, slots=True)
 class BoundLimit:
     """A limit of one owner, with the key under which the store keeps its state."""
 
-    owner: str  # "tenant:<id>"
+    owner: str  # "tenant:<id>", or SERVICE
     limit: Limit
     key: str
 
@@ -129,6 +138,8 @@ class Level:
 class Admission:
     """The script's answer: granted with one level and one window cell per demand, or refused by demand number ``refused``.
 
+    ``waits`` are each demand's own, in microseconds: a shadow limit whose wait is not 0 would have refused.
+
     A stale call, one that reached the store after its deadline, has no effect and is neither granted nor refused by a limit.
     ``wait_us`` is the earliest wait after which this very request would be granted if nobody else came; -1 means never.
     """
@@ -139,6 +150,7 @@ class Admission:
     wait_us: int
     levels: tuple[Level, ...]
     cells: tuple[int, ...]
+    waits: tuple[int, ...] = ()
 
     @property
     def is_stale(self) -> bool:
@@ -149,6 +161,21 @@ class Admission:
     def is_too_large(self) -> bool:
         """Whether the cost exceeds the limit's whole capacity, so that waiting is no remedy."""
         return not self.granted and self.wait_us < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Tokens that a request used in the end. ``total`` is what the upstream says, where it says it."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+    def of(self, unit: Unit) -> int:
+        """The amount in a unit of tokens."""
+        if unit is Unit.INPUT_TOKENS:
+            return self.input_tokens
+        return self.output_tokens if unit is Unit.OUTPUT_TOKENS else self.total_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +197,7 @@ class Decision:
     reset_after: float
     retry_after: float | None  # None when allowed, or when the request can never fit
     requested: int = 0
+    would_refuse: bool = False  # a shadow limit that is exceeded
 
     @property
     def used(self) -> int:

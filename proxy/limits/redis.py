@@ -88,7 +88,7 @@ class RedisStore:
         keys = [demand.bound.key for demand in demands]
         arguments: list[Argument] = []
         for demand in demands:
-            arguments += (*_describe(demand.bound), demand.cost)
+            arguments += (*_describe(demand.bound), demand.cost, int(demand.bound.limit.is_shadow))
         deadline = await self._deadline()
         reply = cast("list[int]", await self._call(ADMIT, [_CLOCK_KEY, *keys], [self._time(), deadline, *arguments]))
         granted, now_us, refused, wait_us, *levels = reply
@@ -99,8 +99,9 @@ class RedisStore:
             now_us=now_us,
             refused=refused,
             wait_us=wait_us,
-            levels=tuple(Level(levels[i], levels[i + 1]) for i in range(0, len(levels), 3)),
-            cells=tuple(levels[2::3]) if granted else (),
+            levels=tuple(Level(levels[i], levels[i + 1]) for i in range(0, len(levels), 4)),
+            cells=tuple(levels[2::4]) if granted else (),
+            waits=tuple(levels[3::4]),
         )
         if admission.is_stale:
             raise _unavailable(TimeoutError("the store decided after the deadline"))

@@ -216,22 +216,25 @@ class Ending(StrEnum):
     UPSTREAM_REFUSED = "upstream_refused"  # its other 4xx
 
 
+NO_USAGE = Usage(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What a request costs in the end. ``tokens`` None: as reserved."""
+    """What a request costs in the end. ``usage`` None: as reserved."""
 
-    tokens: int | None
+    usage: Usage | None
     is_request_kept: bool
 
 
 def booking(ending: Ending, *, usage: Usage | None, prompt_tokens: int, counted_tokens: int) -> Booking:
     """The settlement table: usage where it is known, else by the way of ending."""
     if ending in (Ending.NEVER_SENT, Ending.UPSTREAM_FAILED):
-        return Booking(0, is_request_kept=False)
+        return Booking(NO_USAGE, is_request_kept=False)
     if ending is Ending.UPSTREAM_REFUSED:
-        return Booking(0, is_request_kept=True)
+        return Booking(NO_USAGE, is_request_kept=True)
     if usage is not None:
-        return Booking(usage.total_tokens, is_request_kept=True)
+        return Booking(usage, is_request_kept=True)
     if ending is Ending.STREAM_ENDED:
-        return Booking(prompt_tokens + counted_tokens, is_request_kept=True)
+        return Booking(Usage(prompt_tokens, counted_tokens, prompt_tokens + counted_tokens), is_request_kept=True)
     return Booking(None, is_request_kept=True)

@@ -140,6 +140,23 @@ async def test_what_costs_nothing_passes_in_debt(timed, algorithm):
     assert (await ask(timed, (limit, 0))).granted
 
 
+@pytest.mark.parametrize("algorithm", Algorithm)
+async def test_shadow_limit_counts_and_never_refuses(timed, algorithm):
+    """A limit in shadow mode is charged beyond its capacity, says what it would have done, and leaves the verdict to others."""
+    shadow = bind("tenant:a", Limit("s", Unit.TOKENS, Rate.parse("60/min"), algorithm, is_shadow=True))
+    real = bound(name="real", rate="1000/min")
+    first = await ask(timed, (shadow, 50), (real, 50))
+    assert (first.granted, first.waits) == (True, (0, 0))
+    second = await ask(timed, (shadow, 50), (real, 50))
+    assert second.granted
+    assert second.waits[0] > 0
+    assert await remaining(timed, shadow, real) == [-40, 900]
+    assert (await ask(timed, (shadow, 61), (real, 1))).waits == (-1, 0)
+    refused = await ask(timed, (shadow, 1), (real, 900))
+    assert (refused.granted, refused.refused) == (False, 1)
+    assert await remaining(timed, shadow) == [-101]
+
+
 async def test_bucket_refund_stops_at_the_capacity(timed):
     """Giving back more than is missing fills the bucket and no more."""
     limit = bound(burst=10)

@@ -40,7 +40,8 @@ deltas = st.one_of(
 def limits(draw: st.DrawFn, algorithm: Algorithm, period_s: int) -> BoundLimit:
     """Name, unit and models are left alike, so limits of one shape share a key whatever their amounts."""
     burst = draw(st.one_of(st.none(), amounts)) if algorithm is Algorithm.TOKEN_BUCKET else None
-    return bind("tenant:a:{b}", Limit("l", Unit.TOKENS, Rate(draw(amounts), period_s), algorithm, burst))
+    is_shadow = draw(st.sampled_from([False, False, True]))
+    return bind("tenant:a:{b}", Limit("l", Unit.TOKENS, Rate(draw(amounts), period_s), algorithm, burst, is_shadow=is_shadow))
 
 
 @st.composite

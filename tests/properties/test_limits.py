@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from proxy.limits import admission
 from proxy.limits.limiter import Ask, Limiter
 from proxy.limits.memory import MemoryStore
-from proxy.limits.model import PERIODS_S, Algorithm, Correction, Demand, Limit, Rate, Unit, bind
+from proxy.limits.model import PERIODS_S, Algorithm, Correction, Demand, Limit, Rate, Spent, Unit, bind
 from tests.fakes import FakeClock
+
+
+def spent(tokens):
+    """That many tokens in all, half of them output; None: as reserved."""
+    return None if tokens is None else Spent(tokens - tokens // 2, tokens // 2, tokens)
+
 
 START_US = 1_700_000_000_123_456
 SECOND_US = 1_000_000
@@ -201,8 +207,8 @@ def test_reservations_settle_exactly_once(settlements):
         bookings = []
         for used, is_kept, times in settlements:
             reservation = await limiter.reserve([tokens, requests], Ask(10, 30, is_completion_stated=True))
-            bookings.append(reservation.settle(tokens=used, is_request_kept=is_kept))
-            bookings += [reservation.settle(tokens=used + 1000, is_request_kept=not is_kept) for _ in range(times - 1)]
+            bookings.append(reservation.settle(spent(used), is_request_kept=is_kept))
+            bookings += [reservation.settle(spent(used + 1000), is_request_kept=not is_kept) for _ in range(times - 1)]
         await asyncio.gather(*(booking for booking in bookings if booking))
         await limiter.close()
         left = await store.peek([tokens, requests])

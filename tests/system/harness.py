@@ -43,6 +43,7 @@ class Setup:
     keys: int = 2
     tenant_models: list[str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)  # further top-level options
 
 
 class Gateway:
@@ -84,6 +85,7 @@ class Gateway:
                 "text-embedding-3-small": {"upstream": "sim"},
                 "fast": {"upstream": "sim", "upstream_model": "gpt-4o-mini"},
             },
+            **self.setup.more,
             "tenants": {"team": tenant, "other": {"keys": ["${OTHER_KEY}"]}},
         }
 

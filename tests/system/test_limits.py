@@ -224,3 +224,70 @@ async def test_headers_show_the_tightest_limit_once(tmp_path: Path) -> None:
         assert refused.status_code == 429
         assert refused.headers.get_list("x-ratelimit-remaining-requests") == ["0"]
         assert "limit narrow" in refused.json()["error"]["message"]
+
+
+async def test_service_limit_is_shared_and_defaults_are_not(tmp_path: Path) -> None:
+    """All tenants together use a service limit; a default is each tenant's own, and yields to limits of its own."""
+    more = {
+        "defaults": {"tenant": {"limits": [{"name": "each", "unit": "requests", "rate": "2/day"}]}},
+        "service_limits": [{"name": "all", "unit": "requests", "rate": "5/day"}],
+    }
+    limits = [{"name": "own", "unit": "requests", "rate": "100/day"}]
+    async with running(tmp_path, Setup(limits=limits, more=more)) as (gateway, _):
+        other = [await gateway.chat(key=gateway.other_key) for _ in range(3)]
+        assert [answer.status_code for answer in other] == [200, 200, 429]
+        assert "on limit each, requests per day" in other[2].json()["error"]["message"]
+        team = [await gateway.chat() for _ in range(4)]
+        assert [answer.status_code for answer in team] == [200, 200, 200, 429]
+        assert "on limit all, requests per day" in team[3].json()["error"]["message"]
+        samples = await gateway.samples()
+        shared = 'key="service",limit="all",model="",service="test",tenant="",unit="requests"'
+        assert samples[f"rate_limit_remaining{{{shared}}}"] == 0
+        assert await gateway.used("own") == 3
+
+
+async def test_shadow_limit_reports_and_does_not_refuse(tmp_path: Path) -> None:
+    """A limit in shadow mode lets everything pass, counts it, and shows in the metrics what it would have refused."""
+    limits = [{"name": "trial", "unit": "requests", "rate": "2/day", "mode": "shadow"}]
+    async with running(tmp_path, Setup(limits=limits)) as (gateway, _):
+        answers = [await gateway.chat() for _ in range(5)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert not [name for name in answers[-1].headers if name.startswith("x-ratelimit")]
+        samples = await gateway.samples()
+        assert samples['sluicegate_shadow_refusals_total{limit="trial",model="gpt-4o",tenant="team"}'] == 3
+        assert await gateway.remaining("trial") == -3
+
+
+async def test_per_model_counts_models_apart(tmp_path: Path) -> None:
+    """A limit per model holds for each model by itself; one over several models counts them together."""
+    limits = [
+        {"name": "apart", "unit": "requests", "rate": "2/day", "per_model": True},
+        {"name": "family", "unit": "requests", "rate": "3/day", "models": ["gpt-4*"]},
+    ]
+    async with running(tmp_path, Setup(limits=limits)) as (gateway, _):
+        statuses = [(await gateway.chat(model=model)).status_code for model in ("gpt-4o", "gpt-4o", "gpt-4o", "gpt-4-turbo")]
+        assert statuses == [200, 200, 429, 200]
+        last = await gateway.chat(model="gpt-4-turbo")
+        assert "on limit family" in last.json()["error"]["message"]
+        assert (await gateway.chat(model="fast")).status_code == 200
+
+
+async def test_input_and_output_tokens_are_limited_apart(tmp_path: Path) -> None:
+    """A long prompt meets the limit on input tokens, a long answer the one on output tokens; each is settled by its part."""
+    limits = [
+        {"name": "in", "unit": "input_tokens", "rate": "100/day"},
+        {"name": "out", "unit": "output_tokens", "rate": "50/day"},
+    ]
+    async with running(tmp_path, Setup(limits=limits)) as (gateway, _):
+        assert (await gateway.chat(max_tokens=20)).status_code == 200
+        await gateway.until(lambda: _is_used(gateway, "out", 16))
+        assert await gateway.used("in") == 3
+        refused = await gateway.chat(max_tokens=40)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+        assert "on limit out, output tokens per day (OTPD)" in refused.json()["error"]["message"]
+        long = await gateway.chat(max_tokens=1, messages=[{"role": "user", "content": "x" * 500}])
+        assert "Request too large for gpt-4o in tenant team on limit in, input tokens" in long.json()["error"]["message"]
+
+
+async def _is_used(gateway: Gateway, limit: str, amount: int) -> bool:
+    return await gateway.used(limit) == amount

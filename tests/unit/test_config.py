@@ -433,7 +433,11 @@ def test_example_loads(example):
     """The example is a configuration that runs."""
     config = load_config(example, _EveryVariable().__getitem__)
     assert config.upstreams["local"].keys[0].secret.get_secret_value() == "local-secret"
-    assert len(config.bound_limits) == 6
+    assert [bound.limit.name for owner, bound in config.bound_limits if owner == "tenant-b"] == ["rpm"]
+    assert [bound.limit.name for owner, bound in config.bound_limits if not owner] == ["service-tpm"]
+    per_model = [bound for _, bound in config.bound_limits if bound.limit.name == "output-per-model"]
+    assert [bound.models_label for bound in per_model] == ["gpt-4-turbo", "gpt-3.5-turbo", "fast"]
+    assert len({bound.key for bound in per_model}) == 3
 
 
 def test_example_shows_every_option(example):
@@ -513,3 +517,13 @@ def test_unusable_setting_is_one_line_without_its_value(monkeypatch, name, value
     with pytest.raises(StartupError) as caught:
         read_settings()
     assert str(caught.value) == expected
+
+
+def test_defaults_hold_where_a_tenant_names_no_limits(tmp_path):
+    """A tenant without limits gets the defaults under its own name; one with an empty list gets none; both share the service's."""
+    text = minimal_text("defaults: {tenant: {limits: [{name: rpm, unit: requests, rate: 5/min}]}}\n")
+    text = text.replace('["${TEAM_KEY}"]}}', '["${TEAM_KEY}"]}, free: {keys: ["${OPENAI_KEY}"], limits: []}}')
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text + "service_limits: [{name: all, unit: requests, rate: 9/min}]\n")
+    tenants = {tenant.id: [(bound.owner, bound.limit.name) for bound in tenant.limits] for tenant in load(path).tenants}
+    assert tenants == {"team": [("tenant:team", "rpm"), ("service", "all")], "free": [("service", "all")]}

@@ -10,8 +10,14 @@ from proxy.errors import StoreUnavailable
 from proxy.limits import limiter as limiter_module
 from proxy.limits.limiter import Ask, Limiter, Refusal, Reservation, cost_of, go_duration, settled, tightest
 from proxy.limits.memory import MemoryStore
-from proxy.limits.model import Algorithm, Decision, Limit, Rate, Unit, bind
+from proxy.limits.model import Algorithm, Decision, Limit, Rate, Spent, Unit, bind
 from tests.fakes import FakeClock
+
+
+def spent(tokens):
+    """That many tokens in all, half of them output; None: as reserved."""
+    return None if tokens is None else Spent(tokens - tokens // 2, tokens // 2, tokens)
+
 
 ASK = Ask(10, 30, is_completion_stated=True)
 
@@ -100,7 +106,7 @@ async def test_no_limits_is_no_store_call(store, limiter):
     reservation = await limiter.reserve([], ASK)
     assert isinstance(reservation, Reservation)
     assert reservation.decisions == ()
-    assert reservation.settle(tokens=500, is_request_kept=True) is None
+    assert reservation.settle(spent(500), is_request_kept=True) is None
 
 
 async def test_reservation_tells_what_is_left(limiter):
@@ -206,7 +212,7 @@ async def test_unavailable_store_is_the_callers_to_hear(limiter, store, monkeypa
 async def test_settle_books_what_was_used(store, limiter, tokens, is_request_kept, remaining):
     """Each row of the settlement table leaves the limits as it says (A08)."""
     reservation = await limiter.reserve([TOKENS, REQUESTS], ASK)
-    await settled(reservation.settle(tokens=tokens, is_request_kept=is_request_kept))
+    await settled(reservation.settle(spent(tokens), is_request_kept=is_request_kept))
     assert await left(store) == remaining
 
 
@@ -214,8 +220,8 @@ async def test_second_settle_does_nothing(store, limiter):
     """After the first settle neither another nor a release changes anything."""
     reservation = await limiter.reserve([TOKENS, REQUESTS], ASK)
     assert "open" in repr(reservation)
-    await reservation.settle(tokens=50, is_request_kept=True)
-    assert reservation.settle(tokens=0, is_request_kept=False) is None
+    await reservation.settle(spent(50), is_request_kept=True)
+    assert reservation.settle(spent(0), is_request_kept=False) is None
     assert reservation.release() is None
     assert "settled" in repr(reservation)
     assert await left(store) == [50, 9]
@@ -224,7 +230,7 @@ async def test_second_settle_does_nothing(store, limiter):
 async def test_nothing_to_correct_is_not_sent(store, limiter):
     """A reservation that was right costs no second call."""
     reservation = await limiter.reserve([TOKENS, REQUESTS], ASK)
-    assert reservation.settle(tokens=40, is_request_kept=True) is None
+    assert reservation.settle(spent(40), is_request_kept=True) is None
     await limiter.close()
     assert store.sent == []
 
@@ -234,7 +240,7 @@ async def test_settle_is_sent_until_heard_and_applied_once(store, limiter, silen
     """Calls that never arrived and replies that got lost are repeated under the same number, and applied once."""
     store.silent, store.deaf = silent, deaf
     reservation = await limiter.reserve([TOKENS], ASK)
-    await reservation.settle(tokens=10, is_request_kept=True)
+    await reservation.settle(spent(10), is_request_kept=True)
     assert store.sent == [(1, 1)] * (silent + deaf + 1)
     assert await left(store, TOKENS) == [90]
 
@@ -347,3 +353,32 @@ def test_tightest_of_a_unit():
 def test_go_duration(seconds, text):
     """Durations read as Go writes them, to the millisecond and rounded up (A14)."""
     assert go_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("unit", "stated", "reserved", "left"),
+    [
+        (Unit.INPUT_TOKENS, True, 10, 100 - 11),
+        (Unit.OUTPUT_TOKENS, True, 30, 100 - 7),
+        (Unit.TOKENS, True, 40, 100 - 18),
+        (Unit.OUTPUT_TOKENS, False, 30, 100 - 7),
+    ],
+)
+async def test_units_of_tokens_count_their_own_part(unit, stated, reserved, left):
+    """Input and output tokens are reserved and settled apart, each by its own part of the usage."""
+    store = MemoryStore(FakeClock().time_us)
+    limiter = Limiter(store, "w")
+    limit = bound(unit)
+    reservation = await limiter.reserve([limit], Ask(10, 30, is_completion_stated=stated))
+    assert isinstance(reservation, Reservation)
+    assert (await store.peek([limit]))[0].remaining == 100 - reserved
+    await settled(reservation.settle(Spent(11, 7, 18), is_request_kept=True))
+    assert (await store.peek([limit]))[0].remaining == left
+    await limiter.close()
+
+
+def test_guessed_output_is_clamped_to_an_output_limit():
+    """A completion that was only guessed is never too large for a limit on output tokens; a stated one may be."""
+    limit = bound(Unit.OUTPUT_TOKENS, "20/day")
+    assert cost_of(limit, Ask(10, 30, is_completion_stated=False)) == 20
+    assert cost_of(limit, Ask(10, 30, is_completion_stated=True)) == 30

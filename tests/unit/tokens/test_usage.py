@@ -237,25 +237,26 @@ def test_unknown_events_pass(payload):
 
 USED = Usage(40, 20, 60)
 RESERVED = None
+NOTHING = Usage(0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("ending", "usage", "tokens", "is_request_kept"),
+    ("ending", "usage", "booked", "is_request_kept"),
     [
-        (Ending.COMPLETE, USED, 60, True),
+        (Ending.COMPLETE, USED, USED, True),
         (Ending.COMPLETE, None, RESERVED, True),
-        (Ending.STREAM_ENDED, USED, 60, True),
-        (Ending.STREAM_ENDED, None, 100 + 7, True),
+        (Ending.STREAM_ENDED, USED, USED, True),
+        (Ending.STREAM_ENDED, None, Usage(100, 7, 107), True),
         (Ending.LEFT_WAITING, None, RESERVED, True),
-        (Ending.LEFT_WAITING, USED, 60, True),
-        (Ending.NEVER_SENT, None, 0, False),
-        (Ending.NEVER_SENT, USED, 0, False),
-        (Ending.UPSTREAM_FAILED, None, 0, False),
-        (Ending.UPSTREAM_FAILED, USED, 0, False),
-        (Ending.UPSTREAM_REFUSED, None, 0, True),
-        (Ending.UPSTREAM_REFUSED, USED, 0, True),
+        (Ending.LEFT_WAITING, USED, USED, True),
+        (Ending.NEVER_SENT, None, NOTHING, False),
+        (Ending.NEVER_SENT, USED, NOTHING, False),
+        (Ending.UPSTREAM_FAILED, None, NOTHING, False),
+        (Ending.UPSTREAM_FAILED, USED, NOTHING, False),
+        (Ending.UPSTREAM_REFUSED, None, NOTHING, True),
+        (Ending.UPSTREAM_REFUSED, USED, NOTHING, True),
     ],
 )
-def test_booking_table(ending, usage, tokens, is_request_kept):
+def test_booking_table(ending, usage, booked, is_request_kept):
     """Each way of ending books what the table says: the usage where it is known and the request succeeded (A08)."""
-    assert booking(ending, usage=usage, prompt_tokens=100, counted_tokens=7) == Booking(tokens, is_request_kept=is_request_kept)
+    assert booking(ending, usage=usage, prompt_tokens=100, counted_tokens=7) == Booking(booked, is_request_kept=is_request_kept)
