@@ -304,4 +304,5 @@ def _limit(schema: LimitSchema) -> Limit:
         burst=schema.burst,
         models=tuple(schema.models) if schema.models else None,
         is_shadow=schema.mode == "shadow",
+        maximum=schema.max or 0,
     )

@@ -27,7 +27,6 @@ _BASE_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?(\?[^#\s]*)?")
 _SIZE = re.compile(r"(\d{1,9})(B|KiB|MiB|GiB|KB|MB|GB)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "hour": 3600}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_UNBUILT_UNITS = ("concurrency",)
 
 
 Lookup: TypeAlias = Callable[[str], str | None]
@@ -126,10 +125,8 @@ def _rate(value: Any) -> Rate:
 
 
 def _unit(value: Any) -> Unit:
-    if value in _UNBUILT_UNITS:
-        raise ValueError(f"{value} is not built yet; expected requests, tokens, input_tokens or output_tokens")
     if value not in list(Unit):
-        raise ValueError("expected requests, tokens, input_tokens or output_tokens")
+        raise ValueError("expected requests, tokens, input_tokens, output_tokens or concurrency")
     return Unit(value)
 
 
@@ -140,7 +137,7 @@ def _mode(value: Any) -> str:
 
 
 def _algorithm(value: Any) -> Algorithm:
-    if value not in list(Algorithm):
+    if value not in (Algorithm.TOKEN_BUCKET, Algorithm.SLIDING_WINDOW):
         raise ValueError("expected token_bucket or sliding_window")
     return Algorithm(value)
 
@@ -214,10 +211,11 @@ class ModelSchema(Schema):
 class LimitSchema(Schema):
     """One limit of a tenant."""
 
-    not_built = frozenset({"max", "reserve"})
+    not_built = frozenset({"reserve"})
     name: Text
     unit: Annotated[Unit, BeforeValidator(_unit)]
-    rate: Annotated[Rate, BeforeValidator(_rate)]
+    rate: Annotated[Rate, BeforeValidator(_rate)] | None = None
+    max: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     algorithm: Annotated[Algorithm, BeforeValidator(_algorithm)] | None = None
     burst: Annotated[int, Field(ge=1, le=MAX_AMOUNT)] | None = None
     models: Annotated[list[Text], Field(min_length=1)] | None = None
@@ -227,14 +225,25 @@ class LimitSchema(Schema):
     @property
     def chosen_algorithm(self) -> Algorithm:
         """The algorithm, where absent the unit's usual one."""
+        if self.unit is Unit.CONCURRENCY:
+            return Algorithm.LEASES
         usual = Algorithm.SLIDING_WINDOW if self.unit is Unit.REQUESTS else Algorithm.TOKEN_BUCKET
         return self.algorithm or usual
+
+    @model_validator(mode="after")
+    def _has_amount(self) -> LimitSchema:
+        if self.unit is not Unit.CONCURRENCY:
+            if self.rate is None or self.max is not None:
+                raise ValueError(f"unit: {self.unit} goes with a rate, such as 10000/min, and without max")
+        elif self.max is None or self.rate is not None or self.algorithm is not None:
+            raise ValueError("unit: concurrency goes with max alone, such as max: 64")
+        return self
 
     @model_validator(mode="after")
     def _burst_fits(self) -> LimitSchema:
         if self.burst is not None and self.chosen_algorithm is not Algorithm.TOKEN_BUCKET:
             raise ValueError("burst goes with algorithm: token_bucket only")
-        if self.burst is not None and self.rate.amount == 0:
+        if self.burst is not None and self.rate is not None and self.rate.amount == 0:
             raise ValueError("a rate of 0 blocks every request; expected no burst beside it")
         return self
 

@@ -197,6 +197,7 @@ _UNIT_NAMES = {
     Unit.TOKENS: ("tokens", "TP", "tokens"),
     Unit.INPUT_TOKENS: ("input tokens", "ITP", "tokens"),
     Unit.OUTPUT_TOKENS: ("output tokens", "OTP", "tokens"),
+    Unit.CONCURRENCY: ("concurrent requests", "", "requests"),
 }  # as a person says it, in short, and as OpenAI's error type
 
 
@@ -204,9 +205,11 @@ def _refused(decision: Decision, call: Call, model: str | None) -> LimitExceeded
     """The refusal in OpenAI's words, which clients parse; with the name of our limit."""
     limit = decision.limit
     unit, short, error_type = _UNIT_NAMES[limit.unit]
-    period = limit.rate.period_name
     where = f"for {model} in tenant {call.tenant.id}" if model else f"in tenant {call.tenant.id}"
-    on = f"on limit {limit.name}, {unit} per {period} ({short}{period[0].upper()})"
+    on = f"on limit {limit.name}, {unit}"
+    if limit.rate is not None:
+        period = limit.rate.period_name
+        on += f" per {period} ({short}{period[0].upper()})"
     if decision.retry_after is None:
         what = "Request too large" if limit.capacity else "Blocked"
         text = f"{what} {where} {on}: Limit {limit.capacity}, Requested {decision.requested}. It can never be admitted as it is."

@@ -23,6 +23,7 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 PURE = {
     "proxy.limits.token_bucket",
     "proxy.limits.sliding_window",
+    "proxy.limits.leases",
     "proxy.limits.admission",
     "proxy.tokens.estimate",
     "proxy.tokens.usage",

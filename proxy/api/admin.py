@@ -38,7 +38,7 @@ def routes(reader: LevelReader, token: SecretStr | None) -> APIRouter:
                 "tenant": tenant,
                 "limit": bound.limit.name,
                 "unit": bound.limit.unit.value,
-                "rate": str(bound.limit.rate),
+                "rate": str(bound.limit.rate) if bound.limit.rate else None,
                 "algorithm": bound.limit.algorithm.value,
                 "models": bound.limit.models,
                 "total": bound.limit.capacity,

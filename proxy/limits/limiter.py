@@ -16,6 +16,7 @@ from proxy.limits.model import Admission, BoundLimit, Correction, Decision, Dema
 from proxy.limits.store import Store
 from proxy.logs import logger
 
+RENEW_EVERY_S = 5.0  # leases: a third of their life
 SETTLE_WAIT_S = 0.05  # how long an answer is held back so that its own settle is visible to the client's next request
 _RESEND_S = 0.1
 _MOST_PER_SETTLE = 200
@@ -34,7 +35,7 @@ class Ask:
 def cost_of(bound: BoundLimit, ask: Ask) -> int:
     """What a request costs a limit. A guessed completion is clamped, so that only the client's own numbers are too large."""
     unit = bound.limit.unit
-    if unit is Unit.REQUESTS:
+    if unit in (Unit.REQUESTS, Unit.CONCURRENCY):
         return 1
     stated = 0 if unit is Unit.OUTPUT_TOKENS else ask.prompt_tokens
     cost = stated + (0 if unit is Unit.INPUT_TOKENS else ask.completion_tokens)
@@ -44,10 +45,11 @@ def cost_of(bound: BoundLimit, ask: Ask) -> int:
 class Reservation:
     """What one admitted request holds. ``settle`` it exactly once, however the request ends; later calls do nothing."""
 
-    __slots__ = ("_cells", "_demands", "_limiter", "_settled", "decisions")
+    __slots__ = ("_cells", "_demands", "_limiter", "_request_id", "_settled", "decisions")
 
-    def __init__(self, limiter: Limiter, demands: Sequence[Demand], admission: Admission) -> None:
+    def __init__(self, limiter: Limiter, request_id: str, demands: Sequence[Demand], admission: Admission) -> None:
         self._limiter = limiter
+        self._request_id = request_id
         self._demands = demands
         self._cells = admission.cells
         self._settled = False
@@ -65,15 +67,24 @@ class Reservation:
         if self._settled:
             return None
         self._settled = True
+        self._limiter.forget(self)
         corrections = []
         for demand, cell in zip(self._demands, self._cells, strict=True):
-            if demand.bound.limit.unit is Unit.REQUESTS:
+            unit = demand.bound.limit.unit
+            if unit is Unit.CONCURRENCY:
+                delta = -demand.cost
+            elif unit is Unit.REQUESTS:
                 delta = 0 if is_request_kept else -demand.cost
             else:
-                delta = 0 if spent is None else spent.of(demand.bound.limit.unit) - demand.cost
+                delta = 0 if spent is None else spent.of(unit) - demand.cost
             if delta:
-                corrections.append(Correction(demand.bound, cell, delta))
+                corrections.append(Correction(demand.bound, cell, delta, self._request_id))
         return self._limiter.post(corrections) if corrections else None
+
+    def renewals(self) -> list[Correction]:
+        """What keeps this request's leases alive; nothing when it holds none."""
+        held = zip(self._demands, self._cells, strict=True)
+        return [Correction(d.bound, cell, 0, self._request_id) for d, cell in held if d.bound.limit.unit is Unit.CONCURRENCY]
 
     def release(self) -> asyncio.Future[None] | None:
         """Give everything back: nothing was sent."""
@@ -113,29 +124,53 @@ class Limiter:
         self._sender: asyncio.Task[None] | None = None
         self._late: set[asyncio.Task[Admission]] = set()
         self._sequence = 0
+        self._admissions = 0
+        self._holders: set[Reservation] = set()  # open ones that hold leases
+        self._renewer: asyncio.Task[None] | None = None
         self._log = logger("limiter")
 
     async def reserve(self, bounds: Sequence[BoundLimit], ask: Ask) -> Reservation | Refusal:
         """Charge every limit or none. Raises StoreUnavailable. A caller that is cancelled meanwhile leaves no charge."""
+        self._admissions += 1
+        request_id = f"{self._worker}:{self._admissions}"
         if not bounds:
-            return Reservation(self, (), Admission(granted=True, now_us=0, refused=-1, wait_us=0, levels=(), cells=()))
+            return Reservation(self, request_id, (), Admission(granted=True, now_us=0, refused=-1, wait_us=0, levels=(), cells=()))
         demands = [Demand(bound, cost_of(bound, ask)) for bound in bounds]
-        asking = asyncio.ensure_future(self._store.admit(demands))
+        asking = asyncio.ensure_future(self._store.admit(demands, request_id))
         try:
             admission = await asyncio.shield(asking)
         except asyncio.CancelledError:
             self._late.add(asking)  # the loop keeps only weak references to tasks
-            asking.add_done_callback(lambda late: self._give_back(late, demands))
+            asking.add_done_callback(lambda late: self._give_back(late, request_id, demands))
             raise
         if admission.granted:
-            return Reservation(self, demands, admission)
+            return self._hold(Reservation(self, request_id, demands, admission))
         decisions = tuple(_decision(demand, admission, number) for number, demand in enumerate(demands))
         return Refusal(decisions[admission.refused], decisions)
 
-    def _give_back(self, late: asyncio.Task[Admission], demands: Sequence[Demand]) -> None:
+    def _hold(self, reservation: Reservation) -> Reservation:
+        if reservation.renewals():
+            self._holders.add(reservation)
+            if self._renewer is None:
+                self._renewer = asyncio.create_task(self._renew())
+        return reservation
+
+    def forget(self, reservation: Reservation) -> None:
+        """The reservation is settled: its leases are not renewed any more."""
+        self._holders.discard(reservation)
+
+    async def _renew(self) -> None:
+        """Renew all leases in the stream of settles: after one that ends a lease, none can bring it back."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            renewals = [renewal for reservation in self._holders for renewal in reservation.renewals()]
+            if renewals:
+                await self.post(renewals)
+
+    def _give_back(self, late: asyncio.Task[Admission], request_id: str, demands: Sequence[Demand]) -> None:
         self._late.discard(late)
         if not late.cancelled() and late.exception() is None and late.result().granted:
-            Reservation(self, demands, late.result()).release()
+            Reservation(self, request_id, demands, late.result()).release()
 
     def post(self, corrections: Sequence[Correction]) -> asyncio.Future[None]:
         """Queue corrections for the store; the future is done once they are applied."""
@@ -180,8 +215,9 @@ class Limiter:
                     await asyncio.wait([self._outbox[-1][1]])
         except TimeoutError:
             self._log.error("settles_lost", count=len(self._outbox), reason="the store did not answer before shutdown")
-        if self._sender is not None:
-            self._sender.cancel()
+        for task in (self._sender, self._renewer):
+            if task is not None:
+                task.cancel()
 
 
 async def settled(booking: asyncio.Future[None] | None) -> None:

@@ -18,9 +18,9 @@ class MemoryStore:
         self._time_us = time_us
         self._state = admission.State()
 
-    async def admit(self, demands: Sequence[Demand]) -> Admission:
+    async def admit(self, demands: Sequence[Demand], request_id: str = "") -> Admission:
         """See ``store.Store``."""
-        return admission.admit(self._state, demands, self._time_us())
+        return admission.admit(self._state, demands, self._time_us(), request_id=request_id)
 
     async def settle(self, worker: str, sequence: int, corrections: Sequence[Correction]) -> int:
         """See ``store.Store``."""

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from urllib.parse import quote
 
 PERIODS_S = {"s": 1, "min": 60, "hour": 3600, "day": 86400}
+LEASE_S = 15  # how long a lease lasts without a renewal
 MAX_AMOUNT = 10**12  # above it, sums of costs would leave the integers that a double (and so Lua) holds exactly
 
 _RATE = re.compile(r"(\d{1,13})/(s|min|hour|day)")
@@ -24,6 +25,7 @@ class Unit(StrEnum):
     TOKENS = "tokens"  # prompt and completion
     INPUT_TOKENS = "input_tokens"
     OUTPUT_TOKENS = "output_tokens"
+    CONCURRENCY = "concurrency"  # requests that run at once
 
 
 class Algorithm(StrEnum):
@@ -31,6 +33,12 @@ class Algorithm(StrEnum):
 
     TOKEN_BUCKET = "token_bucket"  # noqa: S105  (an algorithm's name)
     SLIDING_WINDOW = "sliding_window"
+    LEASES = "leases"
+
+    @property
+    def letter(self) -> str:
+        """What the scripts call it: b, w or l."""
+        return {"token_bucket": "b", "sliding_window": "w", "leases": "l"}[self.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +74,27 @@ class Limit:
 
     name: str
     unit: Unit
-    rate: Rate
+    rate: Rate | None  # None for leases, which have a maximum instead
     algorithm: Algorithm
     burst: int | None = None
     models: tuple[str, ...] | None = None
     is_shadow: bool = False
+    maximum: int = 0  # of leases
+
+    @property
+    def amount(self) -> int:
+        """What the rate gives in a period; of leases the maximum."""
+        return self.rate.amount if self.rate is not None else self.maximum
+
+    @property
+    def period_s(self) -> int:
+        """The rate's period; of leases their lifetime."""
+        return self.rate.period_s if self.rate is not None else LEASE_S
 
     @property
     def capacity(self) -> int:
-        """The most that may be used at once: the bucket's size, or the window's amount."""
-        return self.rate.amount if self.burst is None else self.burst
+        """The most that may be used at once: the bucket's size, the window's amount, the leases' maximum."""
+        return self.amount if self.burst is None else self.burst
 
     def is_for(self, model: str | None) -> bool:
         """Whether a request for ``model`` (None: it names none) is counted by this limit."""
@@ -98,7 +117,7 @@ class BoundLimit:
     @property
     def period_us(self) -> int:
         """Length of the rate's period in microseconds."""
-        return self.limit.rate.period_s * 1_000_000
+        return self.limit.period_s * 1_000_000
 
     @property
     def models_label(self) -> str:
@@ -112,7 +131,7 @@ def bind(owner: str, limit: Limit) -> BoundLimit:
     Parts are percent-encoded, so no tenant id or limit name can run into another's key. The algorithm and period are part
     of the key: state of one shape is never read as another after a change of the configuration; a changed amount keeps it.
     """
-    shape = ("b" if limit.algorithm is Algorithm.TOKEN_BUCKET else "w") + str(limit.rate.period_s)
+    shape = limit.algorithm.letter + str(limit.period_s)
     models = ",".join(quote(pattern, safe="") for pattern in limit.models or ())
     parts = (quote(owner, safe=""), quote(limit.name, safe=""), models, limit.unit.value, shape)
     return BoundLimit(owner, limit, "sg:{d:0}:limit:" + ":".join(parts))
@@ -180,11 +199,15 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The difference between what was charged to a limit and what was used: positive charges more, negative gives back."""
+    """The difference between what was charged to a limit and what was used: positive charges more, negative gives back.
+
+    For leases: negative ends the request's lease, 0 renews it.
+    """
 
     bound: BoundLimit
-    cell: int  # window cell of the original charge; 0 for buckets
+    cell: int  # window cell of the original charge; of a lease the store time of its grant; 0 for buckets
     delta: int
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

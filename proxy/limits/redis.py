@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from proxy.clock import Clock
 from proxy.errors import StartupError, StoreUnavailable
-from proxy.limits.model import Admission, Algorithm, BoundLimit, Correction, Demand, Level
+from proxy.limits.model import Admission, BoundLimit, Correction, Demand, Level
 from proxy.logs import logger
 
 ANSWER_WITHIN_S = 1.0  # for one pipeline, connecting included; past it the store counts as unavailable
@@ -83,14 +83,14 @@ class RedisStore:
         self._ahead_us: int | None = None  # store time minus ours
         self.fake_time_us: int | None = None
 
-    async def admit(self, demands: Sequence[Demand]) -> Admission:
+    async def admit(self, demands: Sequence[Demand], request_id: str = "") -> Admission:
         """See ``store.Store``."""
         keys = [demand.bound.key for demand in demands]
         arguments: list[Argument] = []
         for demand in demands:
             arguments += (*_describe(demand.bound), demand.cost, int(demand.bound.limit.is_shadow))
         deadline = await self._deadline()
-        reply = cast("list[int]", await self._call(ADMIT, [_CLOCK_KEY, *keys], [self._time(), deadline, *arguments]))
+        reply = cast("list[int]", await self._call(ADMIT, [_CLOCK_KEY, *keys], [self._time(), deadline, request_id, *arguments]))
         granted, now_us, refused, wait_us, *levels = reply
         if self.fake_time_us is None:
             self._note_store_time(now_us)
@@ -112,7 +112,7 @@ class RedisStore:
         keys = [correction.bound.key for correction in corrections]
         arguments: list[Argument] = []
         for correction in corrections:
-            arguments += (*_describe(correction.bound), correction.cell, correction.delta)
+            arguments += (*_describe(correction.bound), correction.cell, correction.delta, correction.request_id)
         reply = await self._call(SETTLE, [_CLOCK_KEY, _SETTLED_KEY + worker, *keys], [self._time(), sequence, *arguments])
         return cast("int", reply)
 
@@ -242,8 +242,7 @@ class RedisStore:
 
 def _describe(bound: BoundLimit) -> tuple[Argument, Argument, Argument, Argument]:
     limit = bound.limit
-    kind = "b" if limit.algorithm is Algorithm.TOKEN_BUCKET else "w"
-    return kind, limit.capacity, limit.rate.amount, bound.period_us
+    return limit.algorithm.letter, limit.capacity, limit.amount, bound.period_us
 
 
 def _unavailable(error: Exception) -> StoreUnavailable:

@@ -14,9 +14,10 @@ from proxy.limits.model import Admission, BoundLimit, Correction, Demand, Level
 class Store(Protocol):
     """Shared state of all workers. Every method raises StoreUnavailable within a bounded time when there is no answer."""
 
-    async def admit(self, demands: Sequence[Demand]) -> Admission:
+    async def admit(self, demands: Sequence[Demand], request_id: str = "") -> Admission:
         """Charge every demand or none, atomically. Never repeated by the store: an unclear outcome is StoreUnavailable.
 
+        ``request_id`` is unique, and holds the leases.
         Every call carries a deadline in the store's time, so that one which waits out a pause of the store charges nothing.
         """
         ...

@@ -18,6 +18,7 @@ from proxy.limits.sliding_window import CELLS, cell_at
 
 START_US = 1_700_000_000_123_456
 DAY_US = 86_400_000_000
+COUNTING = (Algorithm.TOKEN_BUCKET, Algorithm.SLIDING_WINDOW)
 
 amounts = st.one_of(st.integers(0, 20), st.sampled_from([100, 1000, 123_457, 300_000, 10**9, MAX_AMOUNT]))
 steps_us = st.one_of(
@@ -39,15 +40,21 @@ deltas = st.one_of(
 @st.composite
 def limits(draw: st.DrawFn, algorithm: Algorithm, period_s: int) -> BoundLimit:
     """Name, unit and models are left alike, so limits of one shape share a key whatever their amounts."""
-    burst = draw(st.one_of(st.none(), amounts)) if algorithm is Algorithm.TOKEN_BUCKET else None
     is_shadow = draw(st.sampled_from([False, False, True]))
+    if algorithm is Algorithm.LEASES:
+        maximum = draw(st.integers(0, 4))
+        return bind("tenant:a:{b}", Limit("l", Unit.CONCURRENCY, None, algorithm, is_shadow=is_shadow, maximum=maximum))
+    burst = draw(st.one_of(st.none(), amounts)) if algorithm is Algorithm.TOKEN_BUCKET else None
     return bind("tenant:a:{b}", Limit("l", Unit.TOKENS, Rate(draw(amounts), period_s), algorithm, burst, is_shadow=is_shadow))
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[list[BoundLimit]]:
     """One to four limits; each in one or two versions, as before and after a change of the configuration."""
-    every_shape = [(algorithm, period_s) for algorithm in Algorithm for period_s in PERIODS_S.values()]
+    counting = (Algorithm.TOKEN_BUCKET, Algorithm.SLIDING_WINDOW)
+    every_shape = [(algorithm, period_s) for algorithm in counting for period_s in PERIODS_S.values()] + [
+        (Algorithm.LEASES, 15)
+    ] * 3
     chosen = draw(st.lists(st.sampled_from(every_shape), min_size=1, max_size=4, unique=True))
     return [draw(st.lists(limits(*shape), min_size=1, max_size=2)) for shape in chosen]
 
@@ -99,6 +106,16 @@ class Twins:
         self.redis.fake_time_us = self.now_us
         assert await getattr(self.redis, name)(*arguments) == expected
 
+    def request_id(self, step: Step) -> str:
+        """One of a few, so that leases are taken, renewed and ended by the same."""
+        return f"r{step.which[0]}{step.sequence_step % 2}"
+
+    def charged_at(self, bound: BoundLimit, back: int) -> int:
+        """The window cell, or the time of a lease's grant, that lies so far back."""
+        if bound.limit.algorithm is Algorithm.LEASES:
+            return self.last_us - back * 10_000
+        return cell_at(self.last_us, bound.period_us) - back
+
     async def do(self, step: Step, shapes: list[list[BoundLimit]]) -> None:
         self.now_us = max(0, self.now_us + step.after_us)
         self.last_us = max(self.last_us, self.now_us)
@@ -108,11 +125,12 @@ class Twins:
             await self.ask("peek", bounds)
         elif step.call == "admit":
             numbers = zip(bounds, step.numbers, strict=False)
-            await self.ask("admit", [Demand(bound, abs(concrete(number, bound))) for bound, number in numbers])
+            demands = [Demand(bound, abs(concrete(number, bound))) for bound, number in numbers]
+            await self.ask("admit", demands, self.request_id(step))
         else:
             self.sequences[step.worker] = max(1, self.sequences[step.worker] + step.sequence_step)
             corrections = [
-                Correction(bound, cell_at(self.last_us, bound.period_us) - back, concrete(number, bound))
+                Correction(bound, self.charged_at(bound, back), concrete(number, bound), self.request_id(step))
                 for bound, number, back in zip(bounds, step.numbers, step.cells_back, strict=False)
             ]
             await self.ask("settle", step.worker, self.sequences[step.worker], corrections + corrections[:1])
@@ -142,7 +160,11 @@ def test_every_reply_is_that_of_the_memory_store(server_url: str, runner: asynci
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), period_s=st.sampled_from(list(PERIODS_S.values())), algorithm=st.sampled_from(list(Algorithm)))
+@given(
+    data=st.data(),
+    period_s=st.sampled_from(list(PERIODS_S.values())),
+    algorithm=st.sampled_from(COUNTING),
+)
 def test_twins_agree_on_a_busy_limit(server_url: str, runner: asyncio.Runner, data, period_s, algorithm):
     """A limit that is used at its brink for many periods, with refunds and debts, gets the same replies from both."""
     bound = data.draw(limits(algorithm, period_s))

@@ -120,7 +120,7 @@ def test_window_holds_with_settles(amount, period_s, traffic, data):
 
 @settings(max_examples=200)
 @given(
-    algorithm=st.sampled_from(list(Algorithm)), amount=capacities, period_s=periods_s, traffic=traffic, percent=st.integers(1, 100)
+    algorithm=st.sampled_from([BUCKET, WINDOW]), amount=capacities, period_s=periods_s, traffic=traffic, percent=st.integers(1, 100)
 )
 def test_wait_is_honest(algorithm, amount, period_s, traffic, percent):
     """Who waits exactly as told is admitted; a bucket's wait is not noticeably longer than needed (A12)."""
@@ -139,7 +139,7 @@ def test_wait_is_honest(algorithm, amount, period_s, traffic, percent):
     assert admit(state, limit, cost, now_us + refused.wait_us).granted
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("algorithm", [BUCKET, WINDOW])
 @pytest.mark.parametrize("rate", ["5/min", "7/s", "60/min", "1000/hour", "3/day"])
 def test_wait_is_honest_at_any_phase(algorithm, rate):
     """Fifty exhaustions at random phases, each retried after exactly the wait, all succeed (A12)."""
@@ -153,7 +153,7 @@ def test_wait_is_honest_at_any_phase(algorithm, rate):
         now_us += chance.randrange(limit.period_us)
 
 
-@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("algorithm", [BUCKET, WINDOW])
 def test_polling_does_not_extend_the_lock_out(algorithm):
     """Five used, then one try a second: a bucket gives one every 12 s, a window all five again after 61 s (A15)."""
     limit, state = bound(algorithm, 5), admission.State()

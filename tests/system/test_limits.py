@@ -291,3 +291,26 @@ async def test_input_and_output_tokens_are_limited_apart(tmp_path: Path) -> None
 
 async def _is_used(gateway: Gateway, limit: str, amount: int) -> bool:
     return await gateway.used(limit) == amount
+
+
+async def test_concurrency_limit(tmp_path: Path) -> None:
+    """Of requests that run at once no more than the limit pass; one that ends, fails or is left frees its slot at once (A22)."""
+    limits = [{"name": "parallel", "unit": "concurrency", "max": 2}]
+    async with running(tmp_path, Setup(limits=limits, workers=2)) as (gateway, simulator):
+        calls = [asyncio.create_task(gateway.chat(script={"hold": "gate"})) for _ in range(2)]
+        await simulator.wait_for(lambda log: len(log) == 2)
+        refused = await gateway.chat()
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "requests")
+        assert "on limit parallel, concurrent requests: Limit 2, Used 2, Requested 1." in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"] == "1"
+        calls[0].cancel()
+        await gateway.until(lambda: _is_used_parallel(gateway, 1))
+        assert (await gateway.chat(script={"status": 500})).status_code == 500
+        assert (await gateway.chat(stream=True)).status_code == 200
+        simulator.release("gate")
+        assert (await calls[1]).status_code == 200
+        await gateway.until(lambda: _is_used_parallel(gateway, 0))
+
+
+async def _is_used_parallel(gateway: Gateway, amount: int) -> bool:
+    return 2 - await gateway.remaining("parallel") == amount

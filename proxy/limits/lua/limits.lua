@@ -1,8 +1,10 @@
 -- What the scripts share: store time, token bucket, sliding window. Twin of token_bucket.py and sliding_window.py: the same
 -- operations in the same order, so that both give the same doubles. Prepended to each of admit.lua, settle.lua, peek.lua.
 --
--- A limit is described by four arguments: kind ('b' bucket, 'w' window), capacity, amount, period_us.
+-- A limit is described by four arguments: kind ('b' bucket, 'w' window, 'l' leases), capacity, amount, period_us.
 -- Bucket: hash {l = level, t = store time of that level}. Absent: full.
+-- Leases: sorted set of request ids by the store time at which they lapse; member '~hold' is the average hold (its score, some
+--         seconds in microseconds, lies far below any time). Absent: nobody holds one.
 -- Window: hash {h = newest cell, s = running sum, n = last charged cell, <slot 0..121> = use}. Absent: empty.
 
 -- GRACE_MS: kept beyond the moment at which the state equals an absent key.
@@ -30,7 +32,7 @@ end
 
 local function read_limit(first, key)
   return {
-    key = key, is_bucket = ARGV[first] == 'b',
+    key = key, is_bucket = ARGV[first] == 'b', is_leases = ARGV[first] == 'l',
     capacity = tonumber(ARGV[first + 1]), amount = tonumber(ARGV[first + 2]), period = tonumber(ARGV[first + 3]),
   }
 end
@@ -126,7 +128,37 @@ local function window_refund(l, total, gone, cell, charged_cell, use)
   window_keep(l)
 end
 
--- both -----------------------------------------------------------------------------------------------------------------
+-- leases ---------------------------------------------------------------------------------------------------------------
+
+local LEASE_US, UNKNOWN_HOLD_US, SHORTEST_WAIT_US, WEIGHT, HOLD = 15000000, 1000000, 1000, 8, '~hold'
+local LONGEST_HOLD_US = 1000000000000 -- between any hold and any time of day
+
+local function leases_held(l, now) return redis.call('ZCOUNT', l.key, '(' .. integer(now), '+inf') end
+
+local function leases_wait(l, held, cost)
+  if held + cost <= l.capacity then return 0 end
+  local hold = tonumber(redis.call('ZSCORE', l.key, HOLD) or UNKNOWN_HOLD_US)
+  return math.max(SHORTEST_WAIT_US, math.ceil(hold / held))
+end
+
+local function lease_keep(l) redis.call('PEXPIRE', l.key, integer(LEASE_US / 1000 + GRACE_MS)) end
+
+local function lease_hold(l, request_id, now)
+  redis.call('ZREMRANGEBYSCORE', l.key, integer(LONGEST_HOLD_US), integer(now))
+  redis.call('ZADD', l.key, integer(now + LEASE_US), request_id)
+  lease_keep(l)
+end
+
+local function lease_give_back(l, request_id, granted, now)
+  if redis.call('ZREM', l.key, request_id) == 0 then return end
+  local held = math.min(now - granted, LONGEST_HOLD_US - 1)
+  local old = redis.call('ZSCORE', l.key, HOLD)
+  if old then held = tonumber(old) + (held - tonumber(old)) / WEIGHT end
+  redis.call('ZADD', l.key, real(held), HOLD)
+  lease_keep(l)
+end
+
+-- all -----------------------------------------------------------------------------------------------------------------
 
 -- Remaining and reset of a limit, as two integers.
 local function level_of(l, now)
@@ -134,6 +166,7 @@ local function level_of(l, now)
     local level = bucket_level(l, now)
     return math.floor(level + SLACK), bucket_reset(l, level)
   end
+  if l.is_leases then return l.capacity - leases_held(l, now), 0 end
   local total = window_total(l, cell_at(l, now))
   return l.capacity - total, window_reset(l, total, now)
 end

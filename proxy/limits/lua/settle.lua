@@ -1,7 +1,8 @@
 -- Apply a worker's settle once, however often it is sent; it never refuses and may leave debt. Twin of admission.settle.
 --
 -- KEYS: the clock, the worker's last applied number, then one key per correction.
--- ARGV: fake time or '', sequence number, then per correction: kind, capacity, amount, period_us, charged cell, delta.
+-- ARGV: fake time or '', sequence number, then per correction: kind, capacity, amount, period_us, charged cell (of a
+--       lease: time of its grant), delta (of a lease: below 0 ends it, 0 renews it), request id.
 -- Reply: the last number applied.
 
 local now = now_us(KEYS[1], ARGV[1])
@@ -13,11 +14,15 @@ if sequence <= last then return last end
 redis.call('SET', KEYS[2], integer(sequence), 'PX', 86400000)
 
 for i = 1, #KEYS - 2 do
-  local first = 3 + (i - 1) * 6
+  local first = 3 + (i - 1) * 7
   local l = read_limit(first, KEYS[i + 2])
   local charged_cell, delta = tonumber(ARGV[first + 4]), tonumber(ARGV[first + 5])
   if l.is_bucket then
     bucket_write(l, math.min(l.capacity, bucket_level(l, now) - delta), now)
+  elseif l.is_leases and delta < 0 then
+    lease_give_back(l, ARGV[first + 6], charged_cell, now)
+  elseif l.is_leases then
+    lease_hold(l, ARGV[first + 6], now)
   else
     local cell = cell_at(l, now)
     local total, _, gone = window_total(l, cell)

@@ -41,9 +41,9 @@ class FlakyStore(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def admit(self, demands):
+    async def admit(self, demands, request_id=""):
         await self.gate.wait()
-        return await super().admit(demands)
+        return await super().admit(demands, request_id)
 
     async def settle(self, worker, sequence, corrections):
         self.sent.append((sequence, len(corrections)))
@@ -168,7 +168,7 @@ async def test_cancelled_reserve_that_fails_later_is_quiet(store, limiter, monke
     """A caller that went and a store that then fails leave nothing to give back and no unheard exception."""
     gate = asyncio.Event()
 
-    async def failing(demands):
+    async def failing(demands, request_id):
         await gate.wait()
         raise StoreUnavailable("no answer")
 
@@ -185,7 +185,7 @@ async def test_cancelled_reserve_that_fails_later_is_quiet(store, limiter, monke
 async def test_unavailable_store_is_the_callers_to_hear(limiter, store, monkeypatch):
     """A store without an answer raises, and nothing is queued (A17)."""
 
-    async def failing(demands):
+    async def failing(demands, request_id):
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(store, "admit", failing)
@@ -382,3 +382,23 @@ def test_guessed_output_is_clamped_to_an_output_limit():
     limit = bound(Unit.OUTPUT_TOKENS, "20/day")
     assert cost_of(limit, Ask(10, 30, is_completion_stated=False)) == 20
     assert cost_of(limit, Ask(10, 30, is_completion_stated=True)) == 30
+
+
+async def test_leases_are_renewed_while_a_request_runs(monkeypatch):
+    """An open reservation renews its lease in the stream of settles; a settled one ends it and is renewed no more (A22)."""
+    monkeypatch.setattr(limiter_module, "RENEW_EVERY_S", 0.0)
+    clock = FakeClock()
+    store = MemoryStore(clock.time_us)
+    limiter = Limiter(store, "w")
+    limit = bind("tenant:a", Limit("parallel", Unit.CONCURRENCY, None, Algorithm.LEASES, maximum=1))
+    reservation = await limiter.reserve([limit], ASK)
+    assert isinstance(reservation, Reservation)
+    for _ in range(5):
+        clock.advance(10)
+        await settled(limiter.post(reservation.renewals()))
+        assert (await store.peek([limit]))[0].remaining == 0
+    await settled(reservation.settle(None, is_request_kept=True))
+    assert (await store.peek([limit]))[0].remaining == 1
+    await asyncio.sleep(0)
+    assert isinstance(await limiter.reserve([limit], ASK), Reservation)
+    await limiter.close()
