@@ -53,7 +53,7 @@ async def test_killed_worker_is_replaced_under_load(tmp_path: Path) -> None:
         await gateway.until(lambda: any(line["worker"] == 0 for line in gateway.requests_logged()[-20:]))
         stop.set()
         ended = [await task for task in load]
-        assert took < 2.0 + 1.0, "start-up of a Python process on a loaded machine included"
+        assert took < 2.0
         assert sum(end["lost"] for end in ended) <= 4, "more was lost than was in flight in the killed worker"
         assert sum(end["ok"] for end in ended) > 50
         assert await gateway.requests_counted() >= counted
