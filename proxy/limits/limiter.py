@@ -99,7 +99,7 @@ def _decision(demand: Demand, admission: Admission, number: int) -> Decision:
         limit=demand.bound.limit,
         remaining=level.remaining,
         reset_after=level.reset_us / 1e6,
-        retry_after=admission.wait_us / 1e6 if is_refuser and admission.wait_us >= 0 else None,
+        retry_after=admission.wait_us / 1e6 if is_refuser and not admission.is_too_large else None,
         requested=demand.cost,
         would_refuse=demand.bound.limit.is_shadow and admission.waits[number] != 0,
     )

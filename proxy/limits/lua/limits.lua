@@ -130,7 +130,7 @@ end
 
 -- leases ---------------------------------------------------------------------------------------------------------------
 
-local LEASE_US, UNKNOWN_HOLD_US, SHORTEST_WAIT_US, WEIGHT, HOLD = 15000000, 1000000, 1000, 8, '~hold'
+local UNKNOWN_HOLD_US, SHORTEST_WAIT_US, WEIGHT, HOLD = 1000000, 1000, 8, '~hold'
 local LONGEST_HOLD_US = 1000000000000 -- between any hold and any time of day
 
 local function leases_held(l, now) return redis.call('ZCOUNT', l.key, '(' .. integer(now), '+inf') end
@@ -141,11 +141,11 @@ local function leases_wait(l, held, cost)
   return math.max(SHORTEST_WAIT_US, math.ceil(hold / held))
 end
 
-local function lease_keep(l) redis.call('PEXPIRE', l.key, integer(LEASE_US / 1000 + GRACE_MS)) end
+local function lease_keep(l) redis.call('PEXPIRE', l.key, integer(l.period / 1000 + GRACE_MS)) end
 
 local function lease_hold(l, request_id, now)
   redis.call('ZREMRANGEBYSCORE', l.key, integer(LONGEST_HOLD_US), integer(now))
-  redis.call('ZADD', l.key, integer(now + LEASE_US), request_id)
+  redis.call('ZADD', l.key, integer(now + l.period), request_id)
   lease_keep(l)
 end
 
