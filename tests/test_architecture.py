@@ -36,6 +36,7 @@ IMPURE = {  # neighbours of the pure ones: each new module in their folders must
     "proxy.limits.limiter",  # holds a store
     "proxy.limits.memory",  # a store
     "proxy.limits.model",  # words only; reads no clock either, but is no decision
+    "proxy.limits.pipeline",  # sockets
     "proxy.limits.redis",  # a store
     "proxy.limits.store",  # the protocol of stores
     "proxy.upstreams.model",  # words only
@@ -241,6 +242,6 @@ def test_script_states_its_keys_arguments_and_reply(path):
 def test_scripts_are_those_that_are_loaded():
     """No Lua file lies about unused, and the shared part stands beside those it is put before."""
     names = {path.stem for path in SCRIPTS}
-    source = (PACKAGE / "limits/redis.py").read_text("utf-8")
+    source = "".join((PACKAGE / "limits" / name).read_text("utf-8") for name in ("pipeline.py", "redis.py"))
     assert "limits" in names
     assert [name for name in names if not re.search(rf"""["']{name}(\.lua)?["']""", source)] == []

@@ -12,7 +12,6 @@ from redis import Redis
 
 from proxy.clock import Clock
 from proxy.errors import StartupError, StoreUnavailable
-from proxy.limits import redis as redis_module
 from proxy.limits.model import Algorithm, Correction, Demand, Limit, Rate, Unit, bind
 from proxy.limits.redis import RedisStore
 
@@ -177,7 +176,7 @@ async def test_unforeseen_error_reaches_every_waiter(redis_store, monkeypatch):
     async def broken(calls):
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
-    monkeypatch.setattr(redis_store, "_execute", broken)
+    monkeypatch.setattr(redis_store._pipelines, "_execute", broken)
     replies = await asyncio.gather(*(admit(redis_store, bound()) for _ in range(3)), return_exceptions=True)
     assert [type(reply) for reply in replies] == [StoreUnavailable] * 3
 
@@ -210,10 +209,9 @@ async def test_no_server_is_unavailable(url):
     await store.close()
 
 
-async def test_silent_server_is_unavailable_within_the_bound(own_server, monkeypatch):
+async def test_silent_server_is_unavailable_within_the_bound(own_server):
     """A paused server costs twenty calls one bound in all, and is used again when it goes on (A17)."""
-    monkeypatch.setattr(redis_module, "ANSWER_WITHIN_S", 0.1)
-    store = RedisStore(own_server.url, Clock())
+    store = RedisStore(own_server.url, Clock(), answer_within_s=0.1)
     await admit(store, bound())
     loop = asyncio.get_running_loop()
     own_server.process.send_signal(signal.SIGSTOP)
@@ -222,7 +220,7 @@ async def test_silent_server_is_unavailable_within_the_bound(own_server, monkeyp
     assert {type(reply) for reply in replies} == {StoreUnavailable}
     assert loop.time() - began < 1.0
     own_server.process.send_signal(signal.SIGCONT)
-    monkeypatch.setattr(redis_module, "ANSWER_WITHIN_S", 5.0)
+    store._pipelines.answer_within_s = 5.0
     assert (await admit(store, bound(name="other"))).granted
     await store.close()
 
@@ -234,7 +232,7 @@ async def test_abandoned_connection_gives_no_late_reply(own_server, monkeypatch)
     wide, narrow = bound(name="wide", burst=1000), bound(name="narrow", burst=10)
     await admit(store, wide)
     with monkeypatch.context() as patch:
-        patch.setattr(redis_module, "ANSWER_WITHIN_S", 0.05)
+        patch.setattr(store._pipelines, "answer_within_s", 0.05)
         own_server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable):
             await admit(store, wide)
@@ -294,7 +292,7 @@ async def test_old_server_is_refused(redis_store, monkeypatch, version):
     async def info():
         return {"redis_version": version}
 
-    monkeypatch.setattr(redis_store._redis, "info", info)
+    monkeypatch.setattr(redis_store._pipelines, "info", info)
     with pytest.raises(StartupError, match=version):
         await redis_store.check_server()
 
