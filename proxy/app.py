@@ -58,7 +58,7 @@ def build_data_plane(
 ) -> DataPlane:
     """The application of the data port. To be called inside the event loop that will serve it."""
     transport = transport or AiohttpTransport(config.upstreams)
-    limiter = Limiter(store, worker=clock.token(8))
+    limiter = Limiter(store, clock.token(8), clock)
     gateway = Gateway(
         models=config.models,
         default_upstream=next(iter(config.upstreams)),

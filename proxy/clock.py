@@ -5,6 +5,8 @@ Limits do not use this clock: they are decided on the store's time (see ``limits
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import time
 
@@ -23,3 +25,9 @@ class Clock:
     def token(self, size_bytes: int = 12) -> str:
         """A hexadecimal token of ``size_bytes`` random bytes from the system's secure source."""
         return secrets.token_hex(size_bytes)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when ``event`` is set, or after ``seconds``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()

@@ -6,7 +6,6 @@ the limiter's decision, which key it takes the pool's, how bytes travel the forw
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +17,12 @@ from proxy.forwarding import headers
 from proxy.forwarding.body import JsonBody, read_json_body
 from proxy.forwarding.forwarder import Answer, Forwarder, Outgoing
 from proxy.forwarding.headers import RawHeaders
-from proxy.limits.limiter import Ask, Limiter, Refusal, Reservation, go_duration
+from proxy.limits.costs import Ask
+from proxy.limits.decisions import go_duration
+from proxy.limits.limiter import Limiter
 from proxy.limits.model import Decision, Spent, Unit
+from proxy.limits.reservations import Refusal, Reservation
+from proxy.limits.settling import Booking
 from proxy.tenants import Tenant
 from proxy.tokens.estimate import NOTHING, Estimate, estimate
 from proxy.tokens.usage import Ending, Usage, booking
@@ -168,7 +171,7 @@ class Gateway:
         call.upstream, call.upstream_key = lease.upstream.name, lease.key.id
         call.upstream_started = self.clock.monotonic()
 
-        def book(ending: Ending, usage: Usage | None, counted_tokens: int) -> asyncio.Future[None] | None:
+        def book(ending: Ending, usage: Usage | None, counted_tokens: int) -> Booking | None:
             call.upstream_ended = self.clock.monotonic()
             call.ending, call.usage = ending, usage
             end = booking(ending, usage=usage, prompt_tokens=call.estimate.prompt_tokens, counted_tokens=counted_tokens)

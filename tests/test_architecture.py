@@ -25,6 +25,14 @@ PURE = {
     "proxy.limits.sliding_window",
     "proxy.limits.leases",
     "proxy.limits.admission",
+    "proxy.limits.state",
+    "proxy.limits.levels",
+    "proxy.limits.classes",
+    "proxy.limits.queues",
+    "proxy.limits.accounts",
+    "proxy.limits.claims",
+    "proxy.limits.costs",
+    "proxy.limits.decisions",
     "proxy.tokens.estimate",
     "proxy.tokens.usage",
     "proxy.upstreams.selection",
@@ -37,13 +45,19 @@ IMPURE = {  # neighbours of the pure ones: each new module in their folders must
     "proxy.limits.memory",  # a store
     "proxy.limits.model",  # words only; reads no clock either, but is no decision
     "proxy.limits.pipeline",  # sockets
+    "proxy.limits.nodes",  # sockets
     "proxy.limits.redis",  # a store
+    "proxy.limits.reservations",  # wait for settles
+    "proxy.limits.settling",  # holds a store
     "proxy.limits.store",  # the protocol of stores
+    "proxy.limits.subscription",  # sockets
+    "proxy.limits.waiting",  # waits
     "proxy.upstreams.model",  # words only
     "proxy.upstreams.pool",  # holds what is in use
     "proxy.forwarding.forwarder",  # calls
     "proxy.forwarding.transport",  # sockets
 }
+SHARED_SCRIPTS = {"state", "limits", "queues", "classes"}  # put before others
 UNTOLD_TIME = {"time", "random", "secrets", "uuid"}
 BAD_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|managers?|misc)(_|$)|_v\d+$")
 
@@ -227,13 +241,13 @@ def test_no_file_holds_a_place():
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=ids)
 def test_script_states_its_keys_arguments_and_reply(path):
-    """A Lua script opens with what it is given and what it answers; the shared part, with what it is."""
+    """A Lua script opens with what it is given and what it answers; a shared part, with what it is."""
     header = path.read_text("utf-8").split("\n\n", maxsplit=2)[:2]
     lines = "\n".join(header).splitlines()
     comment = [line for line in lines if line.startswith("--")]
     assert lines[0].startswith("-- ")
-    words = ["limits.lua"] if path.name == "limits.lua" else ["-- KEYS: ", "-- ARGV: ", "-- Reply: "]
-    if path.name == "limits.lua":
+    words = ["-- KEYS: ", "-- ARGV: ", "-- Reply: "]
+    if path.stem in SHARED_SCRIPTS:
         assert len(comment) >= 2
     else:
         assert [word for word in words if not any(line.startswith(word) for line in comment)] == []
@@ -243,5 +257,5 @@ def test_scripts_are_those_that_are_loaded():
     """No Lua file lies about unused, and the shared part stands beside those it is put before."""
     names = {path.stem for path in SCRIPTS}
     source = "".join((PACKAGE / "limits" / name).read_text("utf-8") for name in ("pipeline.py", "redis.py"))
-    assert "limits" in names
+    assert names > SHARED_SCRIPTS
     assert [name for name in names if not re.search(rf"""["']{name}(\.lua)?["']""", source)] == []

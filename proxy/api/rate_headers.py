@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.forwarding.headers import RawHeaders
-from proxy.limits.limiter import go_duration, tightest
+from proxy.limits.decisions import go_duration, tightest
 from proxy.limits.model import Decision, Unit
 
 _KINDS = {

@@ -18,7 +18,8 @@ from proxy.forwarding import headers
 from proxy.forwarding.headers import RawHeaders
 from proxy.forwarding.sse import SseSplitter, data_of
 from proxy.forwarding.transport import Transport, UpstreamRequest, UpstreamResponse
-from proxy.limits.limiter import settled
+from proxy.limits.reservations import settled
+from proxy.limits.settling import Booking
 from proxy.tokens.estimate import BYTES_PER_TOKEN
 from proxy.tokens.usage import Ending, StreamMeter, Usage, usage_of_body
 from proxy.upstreams.pool import Lease
@@ -32,7 +33,7 @@ END_WITHIN_S = 1.0  # how long a stream may stay open after its terminal marker
 _KEY_LIKE = re.compile(rb"\bsk-[A-Za-z0-9_*\-.]{4,}")
 
 Secrets = tuple[bytes, ...]
-Book = Callable[[Ending, Usage | None, int], "asyncio.Future[None] | None"]
+Book = Callable[[Ending, Usage | None, int], "Booking | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class _Metered(ABC):
     def _count(self) -> tuple[Usage | None, int]:
         """Usage as far as it is known, and output tokens counted so far."""
 
-    def _end(self, ending: Ending) -> asyncio.Future[None] | None:
+    def _end(self, ending: Ending) -> Booking | None:
         if self._is_booked:
             return None
         self._is_booked = True

@@ -15,8 +15,8 @@ from proxy.limits.model import LEASE_S
 
 LEASE_US = LEASE_S * 1_000_000
 
-_UNKNOWN_HOLD_US = 1_000_000.0
-_SHORTEST_WAIT_US = 1_000
+UNKNOWN_HOLD_US = 1_000_000.0
+SHORTEST_WAIT_US = 1_000
 _LONGEST_HOLD_US = 10**12 - 1
 _WEIGHT = 8  # of the past, against one more hold
 
@@ -39,8 +39,8 @@ def wait_us(leases: Leases | None, cost: int, capacity: int, now_us: int) -> int
     now_held = held(leases, now_us)
     if now_held + cost <= capacity:
         return 0
-    hold_us = leases.hold_us if leases is not None and leases.hold_us is not None else _UNKNOWN_HOLD_US
-    return max(_SHORTEST_WAIT_US, math.ceil(hold_us / now_held))
+    hold_us = leases.hold_us if leases is not None and leases.hold_us is not None else UNKNOWN_HOLD_US
+    return max(SHORTEST_WAIT_US, math.ceil(hold_us / now_held))
 
 
 def hold(leases: Leases, request_id: str, now_us: int) -> None:

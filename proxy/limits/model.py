@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from fnmatch import fnmatchcase
 from urllib.parse import quote
 
@@ -39,6 +39,14 @@ class Algorithm(StrEnum):
     def letter(self) -> str:
         """What the scripts call it: b, w or l."""
         return {"token_bucket": "b", "sliding_window": "w", "leases": "l"}[self.value]
+
+
+class Priority(IntEnum):
+    """Whose turn comes first. Lower classes (greater numbers) leave headroom, and have a small guaranteed share."""
+
+    INTERACTIVE = 0
+    NORMAL = 1
+    BACKGROUND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class Limit:
     models: tuple[str, ...] | None = None
     is_shadow: bool = False
     maximum: int = 0  # of leases
+    reserves_max: bool = False  # the stated max_tokens, however much less is usually used
 
     @property
     def amount(self) -> int:
@@ -104,6 +113,7 @@ class Limit:
 
 
 SERVICE = "service"  # owner of the limits that all tenants share
+DEFAULT_DOMAIN = "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,7 @@ class BoundLimit:
     owner: str  # "tenant:<id>", or SERVICE
     limit: Limit
     key: str
+    domain: str = DEFAULT_DOMAIN  # limits of one request are of one domain, whose keys live on one node
 
     @property
     def period_us(self) -> int:
@@ -125,7 +136,12 @@ class BoundLimit:
         return ",".join(self.limit.models or ())
 
 
-def bind(owner: str, limit: Limit) -> BoundLimit:
+def domain_key(domain: str, *parts: str) -> str:
+    """A store key of a domain. The braces make a cluster keep all keys of a domain on one node."""
+    return ":".join((f"sg:{{d:{quote(domain, safe='')}}}", *parts))
+
+
+def bind(owner: str, limit: Limit, domain: str = DEFAULT_DOMAIN) -> BoundLimit:
     """Give ``limit`` its store key.
 
     Parts are percent-encoded, so no tenant id or limit name can run into another's key. The algorithm and period are part
@@ -134,7 +150,7 @@ def bind(owner: str, limit: Limit) -> BoundLimit:
     shape = limit.algorithm.letter + str(limit.period_s)
     models = ",".join(quote(pattern, safe="") for pattern in limit.models or ())
     parts = (quote(owner, safe=""), quote(limit.name, safe=""), models, limit.unit.value, shape)
-    return BoundLimit(owner, limit, "sg:{d:0}:limit:" + ":".join(parts))
+    return BoundLimit(owner, limit, domain_key(domain, "limit", *parts), domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +162,40 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """An upstream account that could serve a request: the key of its state, and what its own quotas are asked for."""
+
+    key: str
+    demands: tuple[Demand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The accounts that could serve a request, first choice first, and the key of the queue for their quotas."""
+
+    key: str = ""
+    candidates: tuple[Candidate, ...] = ()
+
+
+NO_POOL = Pool()
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """Who asks, and how long it may still wait for its turn."""
+
+    request_id: str = ""
+    tenant: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    wait_us: int = 0
+    max_waiters: int = 0  # of its tenant, itself included
+    is_first: bool = True  # not a poll of one that waits
+
+
+ANYONE = Applicant()
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """Where one limit stands. ``remaining`` may be negative: a settle has left debt."""
 
@@ -153,33 +203,53 @@ class Level:
     reset_us: int  # until it is full (bucket) or empty of use (window)
 
 
+class Verdict(IntEnum):
+    """What the script decided. The numbers are its reply."""
+
+    STALE = 0  # it reached the store after its deadline: no effect
+    GRANTED = 1
+    REFUSED = 2
+    WAITING = 3
+    NO_ACCOUNT = 4  # every upstream account is open, cooling or disabled
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The script's answer: granted with one level and one window cell per demand, or refused by demand number ``refused``.
+    """The script's answer: granted with one level and one window cell per demand, or not, by demand number ``refused``.
 
-    ``waits`` are each demand's own, in microseconds: a shadow limit whose wait is not 0 would have refused.
-
-    A stale call, one that reached the store after its deadline, has no effect and is neither granted nor refused by a limit.
-    ``wait_us`` is the earliest wait after which this very request would be granted if nobody else came; -1 means never.
+    ``wait_us``: when refused, after which wait this very request would be granted if nobody else came, and a spread so that
+    many who were refused do not come back at once; -1 never. When it waits, how long at least; 0 where others go first.
+    ``waits`` are each demand's own: a shadow limit whose wait is not 0 would have refused.
+    ``refused`` is the number of the base demands where no upstream account has quota left.
     """
 
-    granted: bool
+    verdict: Verdict
     now_us: int
-    refused: int
-    wait_us: int
-    levels: tuple[Level, ...]
-    cells: tuple[int, ...]
+    refused: int = -1
+    wait_us: int = 0
+    levels: tuple[Level, ...] = ()
+    cells: tuple[int, ...] = ()
     waits: tuple[int, ...] = ()
+    position: int = 0  # how many go first
+    account: int = -1  # number of the candidate that was taken
+    account_cells: tuple[int, ...] = ()
+    epoch: int = 0  # of the store's memory: another one means that it was lost
+    is_local: bool = False  # decided by this worker alone: the store did not answer
+
+    @property
+    def granted(self) -> bool:
+        """Whether everything was charged."""
+        return self.verdict is Verdict.GRANTED
 
     @property
     def is_stale(self) -> bool:
         """Whether the call came too late: nothing was charged."""
-        return not self.granted and self.refused < 0
+        return self.verdict is Verdict.STALE
 
     @property
     def is_too_large(self) -> bool:
         """Whether the cost exceeds the limit's whole capacity, so that waiting is no remedy."""
-        return not self.granted and self.wait_us < 0
+        return self.verdict is Verdict.REFUSED and self.wait_us < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +278,33 @@ class Correction:
     cell: int  # window cell of the original charge; of a lease the store time of its grant; 0 for buckets
     delta: int
     request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A worker's last applied settle, and the store time of the answer."""
+
+    sequence: int
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How a limit was seen to stand, ``remaining`` units at the store time ``seen_us``."""
+
+    bound: BoundLimit
+    remaining: int
+    seen_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A domain's answer to a worker's sign of life: how many workers live, and whether its memory was lost (0: never)."""
+
+    now_us: int
+    workers: int
+    epoch: int
+    lost_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,30 @@
-"""How script calls travel to Redis: those of one event-loop turn in one pipeline, within a bounded time, none sent twice.
+"""How calls travel to the store: those of one event-loop turn in one pipeline per server, in a bounded time, none charged twice.
 
-It reloads scripts that the server forgot and gives each caller its own reply or error. What the calls mean is ``redis.py``'s
-affair; it never repeats one whose outcome is unclear: that could charge twice.
+It gives each caller its own reply or error, reloads scripts that a server forgot, and sends on what a server turned away; where
+to is ``nodes.py``'s affair, and what the calls mean ``redis.py``'s. A call whose outcome is unclear is never sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import ClusterDownError, NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from proxy.errors import StoreUnavailable
+from proxy.limits.nodes import ANSWER_WITHIN_S, Argument, Hop, Node, NotSent, had_no_effect, nodes_at, reason_of
+from proxy.limits.subscription import Handler, Subscription
 from proxy.logs import logger
 
-ANSWER_WITHIN_S = 1.0  # for one pipeline, connecting included; past it the store counts as unavailable
+__all__ = ["ANSWER_WITHIN_S", "Argument", "Pipelines", "Script", "unavailable"]
 
 _MOST_PER_PIPELINE = 64  # a longer one would hold the server for everybody else
-_MOST_CONNECTIONS = 16
-
-Argument = str | int
+_MOST_RESENDS = 4  # a slot that moved on, was on its way again, and a script unknown there, and one to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,123 +35,224 @@ class Script:
     sha: str
 
     @classmethod
-    def load(cls, name: str) -> Script:
-        """Read ``lua/<name>.lua`` from the package."""
+    def load(cls, *names: str) -> Script:
+        """Read ``lua/<name>.lua`` from the package, those it shares with other scripts first."""
         folder = resources.files("proxy.limits") / "lua"
-        text = (folder / "limits.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
+        text = "".join((folder / f"{name}.lua").read_text("utf-8") for name in names)
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Call:
-    script: Script
-    keys: list[str]
-    arguments: list[Argument]
-    head: Callable[[], list[Argument]]
+    key: str  # says which server
+    words: Callable[[], list[Argument]]
     reply: asyncio.Future[Any]
+    script: Script | None = None
+    node: Node | None = None
+    is_asking: bool = False
+    is_script_forgotten: bool = False
+    resends: int = 0
+    sent: list[Argument] | None = None
+
+    def command(self) -> list[Argument]:
+        """The same each time it is sent: a deadline among its words is that of the one who waits."""
+        if self.sent is None:
+            self.sent = self.words()
+        return self.sent
+
+
+_Failed = list[tuple[_Call, Exception]]
 
 
 class Pipelines:
-    """Script calls and commands to the server at ``url``. Every method raises StoreUnavailable."""
+    """Script calls and commands to the servers behind ``url``. Every method that waits raises StoreUnavailable."""
 
     def __init__(self, url: str, answer_within_s: float = ANSWER_WITHIN_S) -> None:
         self.answer_within_s = answer_within_s
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MOST_CONNECTIONS,
-            timeout=ANSWER_WITHIN_S,
-            socket_timeout=ANSWER_WITHIN_S,
-            socket_connect_timeout=ANSWER_WITHIN_S,
-            retry=Retry(NoBackoff(), 0),  # an admission that may have been charged is not sent again
-        )
-        self._redis = Redis.from_pool(pool)
+        self._nodes = nodes_at(url)
         self._waiting: list[_Call] = []
         self._flushes: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[asyncio.Task[None]] = []
         self._log = logger("store")
 
     async def call(self, script: Script, keys: list[str], arguments: list[Argument], head: Callable[[], list[Argument]]) -> Any:
-        """Run a script with the others of this event-loop turn. ``head`` gives its first arguments at the moment it is sent."""
-        loop = asyncio.get_running_loop()
-        call = _Call(script, keys, arguments, head, loop.create_future())
-        self._waiting.append(call)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._start_flush)
-        return await call.reply
+        """Run a script with the others of this event-loop turn. ``head`` gives its first arguments at the moment it is sent.
+
+        In a cluster all its keys must lie in one slot: they share a hash tag.
+        """
+
+        def words() -> list[Argument]:
+            return ["EVALSHA", script.sha, len(keys), *keys, *head(), *arguments]
+
+        return await self._send_soon(keys[0], words, script)
 
     async def write(self, key: str) -> None:
         """Write a key that lapses: shows that the server takes writes."""
+        await self._send_soon(key, lambda: ["SET", key, 1, "PX", 60_000])
+
+    async def time_us(self, key: str) -> int:
+        """The clock of the server that holds ``key``, in microseconds since 1970. The clocks of a cluster's nodes differ."""
+        seconds, microseconds = await self._send_soon(key, lambda: ["TIME"])
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    async def info(self) -> list[dict[str, Any]]:
+        """What each server that takes writes says of itself."""
         try:
             async with asyncio.timeout(self.answer_within_s):
-                await self._redis.set(key, 1, px=60_000)
-        except (RedisError, OSError, TimeoutError) as error:
+                masters = await self._nodes.masters()
+                return list(await asyncio.gather(*(node.client.info() for node in masters)))
+        except (RedisError, RedisClusterException, OSError) as error:
             raise unavailable(error) from error
 
-    async def time_us(self) -> int:
-        """The server's clock, in microseconds since 1970."""
-        try:
-            async with asyncio.timeout(self.answer_within_s):
-                seconds, microseconds = await self._redis.time()
-                return int(seconds) * 1_000_000 + int(microseconds)
-        except (RedisError, OSError, TimeoutError) as error:
-            raise unavailable(error) from error
+    def subscribe(self, channels: Sequence[str], handle: Handler, resumed: Callable[[], None] | None = None) -> None:
+        """Hand each message on these channels to ``handle`` until ``close``, over a connection of its own.
 
-    async def info(self) -> dict[str, Any]:
-        """What the server says of itself."""
-        try:
-            async with asyncio.timeout(self.answer_within_s):
-                found: dict[str, Any] = await self._redis.info()
-                return found
-        except (RedisError, OSError, TimeoutError) as error:
-            raise unavailable(error) from error
+        ``resumed`` is called each time that listening begins: messages sent while the connection was lost are gone.
+        """
+        subscription = Subscription(self._nodes, channels, handle, resumed)
+        self._subscriptions.append(asyncio.create_task(subscription.run()))
 
     async def close(self) -> None:
-        """Give connections back."""
-        await asyncio.gather(*self._flushes, return_exceptions=True)
-        await self._redis.aclose()
+        """End subscriptions, wait for open calls, give connections back."""
+        for subscription in self._subscriptions:
+            subscription.cancel()
+        await asyncio.gather(*self._flushes, *self._subscriptions, return_exceptions=True)
+        await self._nodes.close()
+
+    def _send_soon(self, key: str, words: Callable[[], list[Argument]], script: Script | None = None) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        call = _Call(key, words, loop.create_future(), script)
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._start_flush)
+        return call.reply
 
     def _start_flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for i in range(0, len(waiting), _MOST_PER_PIPELINE):
-            task = asyncio.create_task(self._flush(waiting[i : i + _MOST_PER_PIPELINE]))
-            self._flushes.add(task)
-            task.add_done_callback(self._flushes.discard)
+        for call in waiting:
+            call.node = self._nodes.known(call.key)
+        for calls in _by_node(waiting):
+            for i in range(0, len(calls), _MOST_PER_PIPELINE):
+                task = asyncio.create_task(self._flush(calls[i : i + _MOST_PER_PIPELINE]))
+                self._flushes.add(task)
+                task.add_done_callback(self._flushes.discard)
 
     async def _flush(self, calls: list[_Call]) -> None:
         try:
             async with asyncio.timeout(self.answer_within_s):
-                forgotten = self._hand_out(calls, await self._execute(calls))
-                if forgotten:
-                    # None of these ran, so sending them again charges nothing twice.
-                    for script in {call.script.sha: call.script for call in forgotten}.values():
-                        await self._redis.script_load(script.text)
-                    self._hand_out(forgotten, await self._execute(forgotten), is_last=True)
-        except Exception as error:  # noqa: BLE001  (whatever it is, nobody may wait for ever; uvloop raises RuntimeError here)
-            self._log.warning("store_call_failed", error=type(error).__name__, reason=str(error)[:200], calls=len(calls))
-            for call in calls:
-                if not call.reply.done():
-                    call.reply.set_exception(unavailable(error))
+                if calls[0].node is None:
+                    await self._find_and_send(calls)
+                else:
+                    await self._send(calls)
+        except Exception as error:  # noqa: BLE001  (whatever it is, nobody may wait for ever)
+            self._refuse([(call, error) for call in calls])
 
-    def _hand_out(self, calls: list[_Call], replies: list[Any], *, is_last: bool = False) -> list[_Call]:
-        """Give each waiter its own reply or error. Returns the calls whose script the server does not know (none if last)."""
-        forgotten, errors = [], set()
-        for call, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, NoScriptError) and not is_last:
-                forgotten.append(call)
-            elif isinstance(reply, Exception):
-                errors.add(str(reply)[:200])  # such as MISCONF for a full disk, or OOM
-                if not call.reply.done():
-                    call.reply.set_exception(unavailable(reply))
-            elif not call.reply.done():  # else the waiter was cancelled
-                call.reply.set_result(reply)
-        for error in sorted(errors):
-            self._log.error("store_refused", reason=error)
-        return [call for call in forgotten if not call.reply.done()]
+    async def _find_and_send(self, calls: list[_Call]) -> None:
+        failed: _Failed = []
+        for call in calls:
+            try:
+                call.node = await self._nodes.find(call.key)
+            except Exception as error:  # noqa: BLE001  (others of these calls may have a server that works)
+                failed.append((call, error))
+        self._refuse(failed)
+        await self._send_all([call for call in calls if call.node is not None])
+
+    async def _send_all(self, calls: list[_Call]) -> None:
+        await asyncio.gather(*(self._send(part) for part in _by_node(calls)))
+
+    async def _send(self, calls: list[_Call]) -> None:
+        """Send calls to the server they have in common, and on from there. Raises nothing but cancellation."""
+        node = calls[0].node
+        assert node is not None  # noqa: S101  (found before)
+        try:
+            replies = await self._execute(calls)
+        except NotSent as error:
+            replies = [error] * len(calls)
+        except asyncio.CancelledError:  # time is up
+            self._nodes.distrust(node)
+            raise
+        except Exception as error:  # noqa: BLE001  (uvloop raises RuntimeError for a closed transport)
+            replies = [error] * len(calls)
+        turned_away, failed = self._hand_out(calls, replies)
+        if any(not isinstance(error, ResponseError) or isinstance(error, ClusterDownError) for _, error in failed):
+            self._nodes.distrust(node)
+        self._refuse(failed)
+        await self._send_on(node, turned_away)
 
     async def _execute(self, calls: list[_Call]) -> list[Any]:
-        pipeline = self._redis.pipeline(transaction=False)
+        """Run calls of one server in one pipeline. Returns a reply or error for each."""
+        node = calls[0].node
+        assert node is not None  # noqa: S101  (found before)
+        commands: list[list[Argument]] = []
+        places, loaded = [], set()
         for call in calls:
-            pipeline.evalsha(call.script.sha, len(call.keys), *call.keys, *call.head(), *call.arguments)
-        return await pipeline.execute(raise_on_error=False)
+            if call.script is not None and call.is_script_forgotten and call.script.sha not in loaded:
+                loaded.add(call.script.sha)
+                commands.append(["SCRIPT", "LOAD", call.script.text])
+            if call.is_asking:
+                commands.append(["ASKING"])
+            places.append(len(commands))
+            commands.append(call.command())
+        replies = await node.execute(commands)
+        return [replies[place] for place in places]
+
+    def _hand_out(self, calls: list[_Call], replies: list[Any]) -> tuple[_Failed, _Failed]:
+        """Give each waiter its own reply. Returns the calls that had no effect, and those that failed for good."""
+        turned_away: _Failed = []
+        failed: _Failed = []
+        for call, reply in zip(calls, replies, strict=True):
+            if call.reply.done():  # the waiter was cancelled
+                continue
+            if not isinstance(reply, Exception):
+                call.reply.set_result(reply)
+            elif call.resends < _MOST_RESENDS and (isinstance(reply, NoScriptError) or had_no_effect(reply)):
+                turned_away.append((call, reply))
+            else:
+                failed.append((call, reply))
+        return turned_away, failed
+
+    async def _send_on(self, node: Node, turned_away: _Failed) -> None:
+        """Send calls again that had no effect, which charges nothing twice: their scripts first, or to another server."""
+        if not turned_away:
+            return
+        failed: _Failed = []
+        again: list[_Call] = []
+        hops = await asyncio.gather(*(self._next_hop(node, call, error) for call, error in turned_away), return_exceptions=True)
+        for (call, error), hop in zip(turned_away, hops, strict=True):
+            if not isinstance(hop, Hop):
+                failed.append((call, hop if isinstance(hop, Exception) else error))
+                continue
+            call.resends += 1
+            call.node, call.is_asking = hop
+            call.is_script_forgotten = isinstance(error, NoScriptError)
+            again.append(call)
+        self._refuse(failed)
+        await self._send_all(again)
+
+    async def _next_hop(self, node: Node, call: _Call, error: Exception) -> Hop | None:
+        if isinstance(error, NoScriptError):
+            return Hop(node, call.is_asking)
+        return await self._nodes.after(node, call.key, error)
+
+    def _refuse(self, failed: _Failed) -> None:
+        """Tell those who still wait, and the log once per reason."""
+        reasons: Counter[tuple[str, str, str]] = Counter()
+        for call, error in failed:
+            if not call.reply.done():
+                call.reply.set_exception(unavailable(error))
+                # An answer, such as MISCONF for a full disk, or OOM; or none.
+                event = "store_refused" if isinstance(error, ResponseError) else "store_call_failed"
+                reasons[event, type(error).__name__, reason_of(error)] += 1
+        for (event, name, reason), count in sorted(reasons.items()):
+            log = self._log.error if event == "store_refused" else self._log.warning
+            log(event, error=name, reason=reason, calls=count)
+
+
+def _by_node(calls: list[_Call]) -> list[list[_Call]]:
+    groups: dict[Node | None, list[_Call]] = {}
+    for call in calls:
+        groups.setdefault(call.node, []).append(call)
+    return list(groups.values())
 
 
 def unavailable(error: Exception) -> StoreUnavailable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.limits.model import Algorithm, Correction, Demand, Level, Limit, Rate, Unit, bind
+from proxy.limits.model import Algorithm, Applicant, Correction, Demand, Level, Limit, Rate, Unit, bind
 from proxy.limits.sliding_window import CELLS
 
 SECOND_US = 1_000_000
@@ -92,7 +92,8 @@ async def test_settle_applies_once_however_often_it_is_sent(timed):
     limit = bound(burst=100)
     await ask(timed, (limit, 50))
     give_back = [Correction(limit, 0, -10)]
-    assert [await timed.store.settle("w", number, give_back) for number in (1, 1, 2, 1, 2)] == [1, 1, 2, 2, 2]
+    replies = [await timed.store.settle("0", "w", number, give_back) for number in (1, 1, 2, 1, 2)]
+    assert [reply.sequence for reply in replies] == [1, 1, 2, 2, 2]
     assert await remaining(timed, limit) == [70]
 
 
@@ -100,8 +101,8 @@ async def test_workers_number_their_settles_apart(timed):
     """One worker's numbers say nothing of another's."""
     limit = bound(burst=100)
     await ask(timed, (limit, 50))
-    assert await timed.store.settle("w1", 5, [Correction(limit, 0, -10)]) == 5
-    assert await timed.store.settle("w2", 1, [Correction(limit, 0, -10)]) == 1
+    assert (await timed.store.settle("0", "w1", 5, [Correction(limit, 0, -10)])).sequence == 5
+    assert (await timed.store.settle("0", "w2", 1, [Correction(limit, 0, -10)])).sequence == 1
     assert await remaining(timed, limit) == [70]
 
 
@@ -109,13 +110,13 @@ async def test_gap_in_the_numbers_applies(timed):
     """A number further on than the next one applies: the store has lost its memory, not the worker its order."""
     limit = bound(burst=100)
     await ask(timed, (limit, 50))
-    assert await timed.store.settle("w", 9, [Correction(limit, 0, -10)]) == 9
+    assert (await timed.store.settle("0", "w", 9, [Correction(limit, 0, -10)])).sequence == 9
     assert await remaining(timed, limit) == [60]
 
 
 async def test_settle_number_zero_is_old(timed):
     """Numbers begin with 1, so 0 is as good as applied."""
-    assert await timed.store.settle("w", 0, [Correction(bound(), 0, 5)]) == 0
+    assert (await timed.store.settle("0", "w", 0, [Correction(bound(), 0, 5)])).sequence == 0
 
 
 @pytest.mark.parametrize("algorithm", [BUCKET, WINDOW])
@@ -123,7 +124,7 @@ async def test_debt_is_carried_until_refilled(timed, algorithm):
     """A settle never refuses: what was used beyond the limit must be paid off before the next request."""
     limit = bound(algorithm, rate="60/min")
     admission = await ask(timed, (limit, 60))
-    await timed.store.settle("w", 1, [Correction(limit, admission.cells[0], 60)])
+    await timed.store.settle("0", "w", 1, [Correction(limit, admission.cells[0], 60)])
     assert await remaining(timed, limit) == [-60]
     wait_us = (await ask(timed, (limit, 1))).wait_us
     timed.advance(wait_us)
@@ -135,7 +136,7 @@ async def test_what_costs_nothing_passes_in_debt(timed, algorithm):
     """A request that uses none of a unit is not refused for the debt of others."""
     limit = bound(algorithm, rate="60/min")
     granted = await ask(timed, (limit, 60))
-    await timed.store.settle("w", 1, [Correction(limit, granted.cells[0], 100)])
+    await timed.store.settle("0", "w", 1, [Correction(limit, granted.cells[0], 100)])
     assert not (await ask(timed, (limit, 1))).granted
     assert (await ask(timed, (limit, 0))).granted
 
@@ -161,7 +162,7 @@ async def test_bucket_refund_stops_at_the_capacity(timed):
     """Giving back more than is missing fills the bucket and no more."""
     limit = bound(burst=10)
     await ask(timed, (limit, 5))
-    await timed.store.settle("w", 1, [Correction(limit, 0, -100)])
+    await timed.store.settle("0", "w", 1, [Correction(limit, 0, -100)])
     assert await remaining(timed, limit) == [10]
 
 
@@ -171,7 +172,7 @@ async def test_window_refund_stops_at_what_the_cell_holds(timed):
     first = await ask(timed, (limit, 5))
     timed.advance(SECOND_US)
     await ask(timed, (limit, 7))
-    await timed.store.settle("w", 1, [Correction(limit, first.cells[0], -100)])
+    await timed.store.settle("0", "w", 1, [Correction(limit, first.cells[0], -100)])
     assert await remaining(timed, limit) == [53]
 
 
@@ -183,7 +184,7 @@ async def test_window_refund_of_a_cell_that_left_goes_nowhere(timed, cells_later
     timed.advance(cells_later * SECOND_US // 2)
     second = await ask(timed, (limit, 3))
     assert second.cells[0] - first.cells[0] == cells_later
-    await timed.store.settle("w", 1, [Correction(limit, first.cells[0], -3)])
+    await timed.store.settle("0", "w", 1, [Correction(limit, first.cells[0], -3)])
     assert await remaining(timed, limit) == [left]
 
 
@@ -223,7 +224,7 @@ async def test_limits_of_different_owners_do_not_meet(timed):
 async def test_times_beyond_reason_stay_in_bounds(timed):
     """A debt that takes longer than 31 years to refill is shown as 31 years, not as a wrapped number."""
     limit = bound(rate="1/day", burst=10**12)
-    await timed.store.settle("w", 1, [Correction(limit, 0, 10**13)])
+    await timed.store.settle("0", "w", 1, [Correction(limit, 0, 10**13)])
     level = (await timed.store.peek([limit]))[0]
     assert (level.remaining, level.reset_us) == (10**12 - 10**13, 10**15)
     assert (await ask(timed, (limit, 1))).wait_us == 10**15
@@ -234,7 +235,7 @@ def parallel(maximum=3, name="parallel"):
 
 
 async def hold(timed, limit, request_id):
-    return await timed.store.admit([Demand(limit, 1)], request_id)
+    return await timed.store.admit([Demand(limit, 1)], Applicant(request_id))
 
 
 async def test_leases_bound_what_runs_at_once(timed):
@@ -246,7 +247,7 @@ async def test_leases_bound_what_runs_at_once(timed):
     assert (refused.granted, refused.levels[0].remaining) == (False, 0)
     assert refused.wait_us == -(-SECOND_US // 3)
     timed.advance(6 * SECOND_US)
-    await timed.store.settle("w", 1, [Correction(limit, grants[0].cells[0], -1, "r0")])
+    await timed.store.settle("0", "w", 1, [Correction(limit, grants[0].cells[0], -1, "r0")])
     assert (await hold(timed, limit, "r3")).granted
     assert (await hold(timed, limit, "r4")).wait_us == 2 * SECOND_US
 
@@ -256,7 +257,7 @@ async def test_lease_lapses_unless_it_is_renewed(timed):
     limit = parallel(2)
     dead, alive = await hold(timed, limit, "dead"), await hold(timed, limit, "alive")
     timed.advance(10 * SECOND_US)
-    await timed.store.settle("w", 1, [Correction(limit, alive.cells[0], 0, "alive")])
+    await timed.store.settle("0", "w", 1, [Correction(limit, alive.cells[0], 0, "alive")])
     timed.advance(5 * SECOND_US - 1)
     assert await remaining(timed, limit) == [0]
     timed.advance(1)
@@ -272,5 +273,5 @@ async def test_ended_lease_is_ended_once(timed):
     grant = await hold(timed, limit, "a")
     await hold(timed, limit, "b")
     for number in (1, 2):
-        await timed.store.settle("w", number, [Correction(limit, grant.cells[0], -1, "a")])
+        await timed.store.settle("0", "w", number, [Correction(limit, grant.cells[0], -1, "a")])
     assert await remaining(timed, limit) == [1]

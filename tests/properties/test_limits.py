@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.limits import admission
-from proxy.limits.limiter import Ask, Limiter
+from proxy.limits.costs import Ask
+from proxy.limits.limiter import Limiter
 from proxy.limits.memory import MemoryStore
 from proxy.limits.model import PERIODS_S, Algorithm, Correction, Demand, Limit, Rate, Spent, Unit, bind
 from tests.fakes import FakeClock
@@ -129,10 +130,12 @@ def test_wait_is_honest(algorithm, amount, period_s, traffic, percent):
         now_us += step * limit.period_us // 1440
         admit(state, limit, part(limit, share), now_us)
     cost = part(limit, percent)
+    state.refused.clear()  # alone: nobody else was told to come back
     refused = admit(state, limit, cost, now_us)
     if refused.granted:
         return
     assert refused.wait_us > 0
+    assert refused.wait_us == refused.waits[0]
     slack_us = 2e-6 * limit.period_us / amount + 3
     if algorithm is BUCKET and refused.wait_us > slack_us:
         assert not admit(state, limit, cost, now_us + int(refused.wait_us - slack_us)).granted
@@ -203,7 +206,7 @@ def test_reservations_settle_exactly_once(settlements):
 
     async def story() -> tuple[int, int]:
         store = MemoryStore(clock.time_us)
-        limiter = Limiter(store, "w")
+        limiter = Limiter(store, "w", clock)
         bookings = []
         for used, is_kept, times in settlements:
             reservation = await limiter.reserve([tokens, requests], Ask(10, 30, is_completion_stated=True))

@@ -24,6 +24,11 @@ from proxy.limits.model import Algorithm, Unit
 from proxy.settings import read_settings
 from proxy.tenants import hash_key
 
+STORE_URL_FORMS = (
+    "expected redis://, rediss:// or unix:// and an address, redis+sentinel://host:port,host:port/service "
+    "or redis+cluster://host:port,host:port"
+)
+
 ROOT = Path(__file__).parents[2]
 INVALID = sorted((ROOT / "config/invalid").iterdir())
 VARIABLES = {
@@ -499,11 +504,11 @@ def test_usable_store_addresses(monkeypatch, url):
     [
         ("LOG_LEVEL", "planted", "SLUICEGATE_LOG_LEVEL: expected 'debug', 'info', 'warning' or 'error'"),
         ("LOG_FORMAT", "planted", "SLUICEGATE_LOG_FORMAT: expected 'auto', 'json' or 'text'"),
-        ("STORE_URL", "http://planted", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
-        ("STORE_URL", "redis://h:planted", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
-        ("STORE_URL", "redis://h/0?db=planted", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
-        ("STORE_URL", "redis://h/0?planted=1", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
-        ("STORE_URL", "redis://", "SLUICEGATE_STORE_URL: expected redis://, rediss:// or unix:// and an address"),
+        ("STORE_URL", "http://planted", f"SLUICEGATE_STORE_URL: {STORE_URL_FORMS}"),
+        ("STORE_URL", "redis://h:planted", f"SLUICEGATE_STORE_URL: {STORE_URL_FORMS}"),
+        ("STORE_URL", "redis://h/0?db=planted", f"SLUICEGATE_STORE_URL: {STORE_URL_FORMS}"),
+        ("STORE_URL", "redis://h/0?planted=1", f"SLUICEGATE_STORE_URL: {STORE_URL_FORMS}"),
+        ("STORE_URL", "redis://", f"SLUICEGATE_STORE_URL: {STORE_URL_FORMS}"),
         (
             "ADMIN_TOKEN",
             "planted token",

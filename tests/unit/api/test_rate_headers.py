@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.api import rate_headers
-from proxy.limits.limiter import go_duration
+from proxy.limits.decisions import go_duration
 from proxy.limits.model import Algorithm, Decision, Limit, Rate, Unit
 
 _PARTS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}

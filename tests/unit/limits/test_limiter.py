@@ -8,9 +8,13 @@ import pytest
 
 from proxy.errors import StoreUnavailable
 from proxy.limits import limiter as limiter_module
-from proxy.limits.limiter import Ask, Limiter, Refusal, Reservation, cost_of, go_duration, settled, tightest
+from proxy.limits import reservations, settling
+from proxy.limits.costs import Ask, cost_of
+from proxy.limits.decisions import go_duration, tightest
+from proxy.limits.limiter import Limiter
 from proxy.limits.memory import MemoryStore
-from proxy.limits.model import Algorithm, Decision, Limit, Rate, Spent, Unit, bind
+from proxy.limits.model import ANYONE, NO_POOL, Algorithm, Decision, Limit, Rate, Spent, Unit, bind
+from proxy.limits.reservations import Refusal, Reservation, settled
 from tests.fakes import FakeClock
 
 
@@ -41,17 +45,17 @@ class FlakyStore(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def admit(self, demands, request_id=""):
+    async def admit(self, demands, applicant=ANYONE, pool=NO_POOL):
         await self.gate.wait()
-        return await super().admit(demands, request_id)
+        return await super().admit(demands, applicant, pool)
 
-    async def settle(self, worker, sequence, corrections):
+    async def settle(self, domain, worker, sequence, corrections):
         self.sent.append((sequence, len(corrections)))
         await self.gate.wait()
         if self.silent:
             self.silent -= 1
             raise StoreUnavailable("no answer")
-        reply = await super().settle(worker, sequence, corrections)
+        reply = await super().settle(domain, worker, sequence, corrections)
         if self.deaf:
             self.deaf -= 1
             raise StoreUnavailable("no answer")
@@ -60,13 +64,13 @@ class FlakyStore(MemoryStore):
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(limiter_module, "_RESEND_S", 0)
+    monkeypatch.setattr(settling, "_RESEND_S", 0)
     return FlakyStore()
 
 
 @pytest.fixture
 async def limiter(store):
-    limiter = Limiter(store, "w")
+    limiter = Limiter(store, "w", FakeClock())
     yield limiter
     await limiter.close()
 
@@ -168,7 +172,7 @@ async def test_cancelled_reserve_that_fails_later_is_quiet(store, limiter, monke
     """A caller that went and a store that then fails leave nothing to give back and no unheard exception."""
     gate = asyncio.Event()
 
-    async def failing(demands, request_id):
+    async def failing(demands, applicant):
         await gate.wait()
         raise StoreUnavailable("no answer")
 
@@ -185,7 +189,7 @@ async def test_cancelled_reserve_that_fails_later_is_quiet(store, limiter, monke
 async def test_unavailable_store_is_the_callers_to_hear(limiter, store, monkeypatch):
     """A store without an answer raises, and nothing is queued (A17)."""
 
-    async def failing(demands, request_id):
+    async def failing(demands, applicant):
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(store, "admit", failing)
@@ -262,7 +266,7 @@ async def test_settles_that_come_meanwhile_wait_for_their_turn(store, limiter):
 
 async def test_many_settles_go_in_batches(store, limiter, monkeypatch):
     """More corrections than one call takes go in several; each future is done when its last correction is in."""
-    monkeypatch.setattr(limiter_module, "_MOST_PER_SETTLE", 3)
+    monkeypatch.setattr(settling, "_MOST_PER_SETTLE", 3)
     reservations = [await limiter.reserve([TOKENS, REQUESTS], Ask(1, 0, is_completion_stated=True)) for _ in range(4)]
     await asyncio.gather(*(reservation.release() for reservation in reservations))
     assert store.sent == [(1, 3), (2, 3), (3, 2)]
@@ -280,7 +284,7 @@ async def test_abandoned_wait_does_not_stop_the_settle(store, limiter):
 
 async def test_close_sends_what_is_left(store):
     """Closing waits for settles that are still on their way."""
-    limiter = Limiter(store, "w")
+    limiter = Limiter(store, "w", FakeClock())
     reservation = await limiter.reserve([TOKENS], ASK)
     store.silent = 2
     reservation.release()
@@ -290,8 +294,8 @@ async def test_close_sends_what_is_left(store):
 
 async def test_close_gives_up_in_time(store, monkeypatch):
     """A store that stays silent doesn't hold the shutdown up for ever."""
-    monkeypatch.setattr(limiter_module, "_CLOSE_WITHIN_S", 0.02)
-    limiter = Limiter(store, "w")
+    monkeypatch.setattr(settling, "_CLOSE_WITHIN_S", 0.02)
+    limiter = Limiter(store, "w", FakeClock())
     reservation = await limiter.reserve([TOKENS], ASK)
     store.gate.clear()
     reservation.release()
@@ -302,7 +306,7 @@ async def test_close_gives_up_in_time(store, monkeypatch):
 
 async def test_wait_for_a_settle_is_bounded(monkeypatch):
     """An answer is held back for its settle only briefly, and not at all where there is none."""
-    monkeypatch.setattr(limiter_module, "SETTLE_WAIT_S", 0.01)
+    monkeypatch.setattr(reservations, "SETTLE_WAIT_S", 0.01)
     never = asyncio.get_running_loop().create_future()
     async with asyncio.timeout(2):
         await settled(never)
@@ -367,7 +371,7 @@ def test_go_duration(seconds, text):
 async def test_units_of_tokens_count_their_own_part(unit, stated, reserved, left):
     """Input and output tokens are reserved and settled apart, each by its own part of the usage."""
     store = MemoryStore(FakeClock().time_us)
-    limiter = Limiter(store, "w")
+    limiter = Limiter(store, "w", FakeClock())
     limit = bound(unit)
     reservation = await limiter.reserve([limit], Ask(10, 30, is_completion_stated=stated))
     assert isinstance(reservation, Reservation)
@@ -389,13 +393,13 @@ async def test_leases_are_renewed_while_a_request_runs(monkeypatch):
     monkeypatch.setattr(limiter_module, "RENEW_EVERY_S", 0.0)
     clock = FakeClock()
     store = MemoryStore(clock.time_us)
-    limiter = Limiter(store, "w")
+    limiter = Limiter(store, "w", FakeClock())
     limit = bind("tenant:a", Limit("parallel", Unit.CONCURRENCY, None, Algorithm.LEASES, maximum=1))
     reservation = await limiter.reserve([limit], ASK)
     assert isinstance(reservation, Reservation)
     for _ in range(5):
         clock.advance(10)
-        await settled(limiter.post(reservation.renewals()))
+        await limiter.renew()
         assert (await store.peek([limit]))[0].remaining == 0
     await settled(reservation.settle(None, is_request_kept=True))
     assert (await store.peek([limit]))[0].remaining == 1

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from proxy.limits.model import MAX_AMOUNT, Admission, Algorithm, Limit, Rate, Unit, bind
+from proxy.limits.model import MAX_AMOUNT, Admission, Algorithm, Limit, Rate, Unit, Verdict, bind
 
 
 def limit(name="l", unit=Unit.TOKENS, rate="5/min", algorithm=Algorithm.TOKEN_BUCKET, *, burst=None, models=None):
@@ -81,7 +81,10 @@ def test_models_label():
     assert bind("o", limit()).models_label == ""
 
 
-@pytest.mark.parametrize(("granted", "wait_us", "is_too_large"), [(True, 0, False), (False, 5, False), (False, -1, True)])
-def test_too_large(granted, wait_us, is_too_large):
+@pytest.mark.parametrize(
+    ("verdict", "wait_us", "is_too_large"),
+    [(Verdict.GRANTED, 0, False), (Verdict.REFUSED, 5, False), (Verdict.REFUSED, -1, True), (Verdict.NO_ACCOUNT, -1, False)],
+)
+def test_too_large(verdict, wait_us, is_too_large):
     """Only a refusal without any wait is "too large"."""
-    assert Admission(granted, 0, -1, wait_us, (), ()).is_too_large is is_too_large
+    assert Admission(verdict, 0, -1, wait_us).is_too_large is is_too_large
